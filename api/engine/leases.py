@@ -87,9 +87,9 @@ def _watch(
             if reason is None and now - renewed > lease_seconds / 3:
                 reason, renewed = (None, now) if work.renew(lease_seconds) else ("lost", now)
             away = False
-        except AWAY as error:  # it may come back before the lease ends
+        except Exception as error:  # whatever it is, it may pass before the lease ends
             if not away:
-                log.warning("a lease is not renewed: %s", error)
+                log.warning("a lease is not renewed: %s: %s", type(error).__name__, error)
             away = True
             reason = "lost" if now - renewed > lease_seconds else None
         if reason is not None:
@@ -102,5 +102,5 @@ def _give_up_in_absence(work: ClaimedWork, token: CancellationToken) -> None:
     log.warning("given up while it goes on for a moment: %s", token.reason)
     try:
         work.give_up(token.reason)  # type: ignore[arg-type]  # it came from `reason_to_end`
-    except AWAY as error:
+    except Exception as error:  # the end of the thread
         log.warning("not given up: %s", error)

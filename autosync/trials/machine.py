@@ -198,14 +198,20 @@ def _address_towards(host: str) -> IPv4Address:
 
 
 def _interface_with(mine: IPv4Address) -> str | None:
-    """The interface in whose network an own address is."""
+    """The interface that has an own address, else the first in whose network it is: `lo` has only
+    the first address of its network."""
+    around = None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             address = _interface_field(probe, name, SIOCGIFADDR)
             mask = _interface_field(probe, name, SIOCGIFNETMASK)
-            if address is not None and mask is not None and address & mask == int(mine) & mask:
+            if address is None or mask is None:
+                continue
+            if address == int(mine):
                 return name
-    return None
+            if around is None and address & mask == int(mine) & mask:
+                around = name
+    return around
 
 
 def _interface_field(probe: socket.socket, name: str, request: int) -> int | None:

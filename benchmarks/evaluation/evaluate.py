@@ -202,7 +202,8 @@ def evaluate(
             print("\n".join(table_lines(name, known, scores)), flush=True)
             details += domain_lines(name, known, scores)
             rows.append(scores)
-    for words in rows[0][0].picks if len(rows) > 1 else ():
+    known_by: dict[str, PickScores] = next((each.picks for each in rows[0] if each.picks), {})
+    for words in known_by if len(rows) > 1 else ():
         lines = table_lines(BEST, "", chosen_elsewhere(rows, words))
         print("\n".join(line for line in lines if f"| {words} |" in line))
     for line in details if by_domain else ():
@@ -222,6 +223,9 @@ def main() -> None:
     )
     given = parser.parse_args()
     pools = [pool_of(each) for each in load_dataset(given.folder)]
+    known = {pool.name for pool in pools}
+    if missing := set(given.domains) - known:
+        parser.error(f"no domain {min(missing)!r}; there are {'; '.join(sorted(known))}")
     asked = [pool for pool in pools if not given.domains or pool.name in given.domains]
     names = [*given.simulators, *(n for n in SIMULATORS if given.published and "published" in n)]
     evaluate(pools, asked, list(dict.fromkeys(names)), given.seeds, given.by_domain)

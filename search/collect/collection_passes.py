@@ -164,7 +164,8 @@ class PassRunner:
                 if self.stopped():
                     return
                 self._run_block(todo[start : start + CONTROL_EVERY])
-                self._report_progress(todo[0][0].number, passes)
+                if self._seconds:  # else it was stopped before its first trial
+                    self._report_progress(todo[0][0].number, passes)
 
     def _report_progress(self, number: int, passes: OccasionPasses) -> None:
         missing = replace(passes, numbers=(number,)).left(self.log)

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from autosync.atomic_write import replaced_atomically
 from autosync.bundled_data import data_file
 from autosync.documents import COUNT, STRICT, from_json, to_json
 from autosync.errors import InvalidInput, NotFound
@@ -105,10 +106,12 @@ def weights_of(simulator: LearnedSimulator) -> bytes:
 
 
 def save_checkpoint(path: Path, simulator: LearnedSimulator, card: CheckpointCard) -> None:
-    """Write PATH.safetensors and PATH.json."""
+    """Write PATH.safetensors and PATH.json, each whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".safetensors").write_bytes(weights_of(simulator))
-    path.with_suffix(".json").write_bytes(f"{to_json(card)}\n".encode())
+    with replaced_atomically(path.with_suffix(".safetensors")) as draft:
+        draft.write_bytes(weights_of(simulator))
+    with replaced_atomically(path.with_suffix(".json")) as draft:
+        draft.write_bytes(f"{to_json(card)}\n".encode())
 
 
 def read_card(path: Path) -> CheckpointCard:

@@ -135,6 +135,19 @@ def test_one_table_holds_every_simulator_with_transfer_and_without(
     assert sum(pools[0].name in line for line in lines) == 2 * len(names) - 1
 
 
+def test_a_domain_without_picks_hides_no_row(
+    pools: list[MeasuredPool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = with_picks(0.7, 9)
+    origins = tuple(each if "/" not in each else "sampled" for each in measured.origins)
+    bare = pool_of(replace(measured, origins=origins, rounds=(0,) * len(origins)))
+    assert not len(bare.measured.picks)
+    all_pools = [bare, *pools]
+    evaluate(all_pools, all_pools, ["timeline", "linear"], seeds=0)
+    printed = capsys.readouterr().out.splitlines()
+    assert len([line for line in printed if line.startswith(f"| {BEST} |")]) == 3
+
+
 def test_the_best_simulator_is_chosen_on_other_models() -> None:
     """The first is best in the first model's two domains, and the second beyond it."""
 

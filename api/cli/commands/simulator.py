@@ -209,7 +209,10 @@ def add(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="The .safetensors, its card beside it.", show_default=False
+            metavar="FILE",
+            dir_okay=False,
+            help="The .safetensors, its card beside it.",
+            show_default=False,
         ),
     ],
     *,
@@ -254,6 +257,7 @@ def save(
     """
     from json import dumps
 
+    check_writable(output)
     card, weights = at.client.simulators.card(name), at.client.simulators.weights(name)
     file = output.with_suffix(".safetensors")
     write_text(output.with_suffix(".json"), dumps(card, ensure_ascii=False) + "\n")

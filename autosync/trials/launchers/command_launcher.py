@@ -38,7 +38,7 @@ class CommandLauncher:
     """prefix: words before the worker's command, split as a shell would. `{host}` is the node's
         address, `{node}` and `{rank}` their numbers. `{command}`, where the prefix has it, is
         the worker's command, quoted for a shell; without it the command's words follow the
-        prefix as they are (quoted as one word behind ssh).
+        prefix as they are (quoted as one word where a word of the prefix is ssh or rsh).
     python: interpreter on the hosts, which has autosync installed.
     environment: passed on the worker's command line (`env NAME=value ...`).
     interface: the network interface gloo binds to; by default the one that leads to rank 0.
@@ -116,8 +116,8 @@ class CommandPlace:
         words = self.prefix_words(quoted)
         if "{command}" in self.launcher.prefix:
             return words
-        remote = PurePath(words[0]).name in REMOTE_SHELLS
-        return [*words, quoted] if remote else [*words, *command]
+        named = {PurePath(word).name for word in shlex.split(self.launcher.prefix)}
+        return [*words, quoted] if named & REMOTE_SHELLS else [*words, *command]
 
     def prefix_words(self, quoted_command: str) -> list[str]:
         values = {

@@ -8,6 +8,7 @@ several example inputs.
 """
 
 import gc
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -247,7 +248,7 @@ def _expected(graph: ModelGraph, measured: list[dict[str, float]]) -> tuple[floa
     tape, by the operation's name."""
     found = []
     for operation in graph.operations:
-        name = operation.name.partition(" (")[0]  # as in a tape: see `united_graph`
+        name = re.sub(r" \(\d+\)$", "", operation.name)  # as in a tape: see `united_graph`
         ran = [seconds[name] for seconds in measured if name in seconds]
         found.append(operation.frequency * float(np.median(ran)))
     return tuple(found)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosync.cancellation import Cancelled, wait_readable
+from autosync.cancellation import wait_readable
 from autosync.errors import NotSupported
 from autosync.trials import commands
 from autosync.trials.pool.worker_process import ParentDeath
@@ -130,7 +130,7 @@ class ForkServer:
             answered = _received(channel, FORKING_SECONDS)
         except OSError:
             answered = b""
-        except Cancelled:  # its answer would be taken for that to the next request
+        except BaseException:  # its answer would be taken for that to the next request
             self._end()
             raise
         if not answered:  # it was killed: the next worker group gets a new one
@@ -167,7 +167,7 @@ class ForkServer:
             ready = _received(channel, LOADING_SECONDS)
         except OSError:
             ready = b""
-        except Cancelled:
+        except BaseException:  # an interrupt, too, leaves no process
             self._end()
             raise
         if not ready:

@@ -211,7 +211,7 @@ class ProcessPool(TrialPool):
         with self._lock:
             try:
                 with self._machine_held():
-                    return self._warm_group().ask(command, answered_by, timeout_seconds)
+                    return self._living_group().ask(command, answered_by, timeout_seconds)
             except BaseException:  # the ranks may still be at work on it
                 self.reset_ranks()
                 raise
@@ -232,7 +232,7 @@ class ProcessPool(TrialPool):
             self.reset_ranks()  # NCCL reads both once a process
             self._environment, self._tuner_configuration = environment, tuner
         with self._machine_held():
-            group = self._warm_group()
+            group = self._living_group()
         begun = time.monotonic()
         self._unsent = self._shipped(request.bundle, group)
         return time.monotonic() - begun
@@ -312,6 +312,13 @@ class ProcessPool(TrialPool):
         finally:
             if group is not None:
                 group.kill()
+
+    def _living_group(self) -> WorkerGroup:
+        """As `_warm_group`, between trials: what has ended a worker since the last one, a lack of
+        memory for instance, is not the next one's."""
+        if self._group is not None and self._group.has_lost_a_rank():
+            self.reset_ranks()
+        return self._warm_group()
 
     def _warm_group(self) -> WorkerGroup:
         """The workers, started where there are none.

@@ -118,6 +118,10 @@ class WorkerGroup:
         self._send_to_all(command)
         return self._collect(answered_by, deadline)
 
+    def has_lost_a_rank(self) -> bool:
+        """Whether one has ended since the last command: in between nothing else arrives."""
+        return not self._answers.empty()
+
     def _send_to_all(self, command: Command) -> None:
         line = command_line(command)
         for worker in self._workers:

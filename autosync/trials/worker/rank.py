@@ -148,7 +148,7 @@ class Rank:
             raise InvalidInput("a pass came without a plan.", thing="bundle")
         if self._drifted:
             self._make_equal(job)
-        self._drifted = may_drift(bundle)
+        self._drifted = True  # ranks that refuse a plan may end at different updates
         job.begin(command.key, bundle)
         if isinstance(job, ReplayJob):
             job.compute.set_slowdown(command.compute_slowdown)
@@ -172,7 +172,7 @@ class Rank:
             job.loss(model).backward()
             job.optimizer.step()
 
-        return measure_pass(
+        done = measure_pass(
             command,
             attach_plan,
             train_step,
@@ -183,15 +183,17 @@ class Rank:
             batches=workload.domain.accumulate,
             interfaces=os.environ["GLOO_SOCKET_IFNAME"],
         )
+        self._drifted = may_drift(bundle)
+        return done
 
     def detach_plan(self) -> None:
         """Leave the job unsynchronized. After a failure this waits until that has been answered:
         ranks that did not fail never meet it here, and the pool ends the wait."""
         gc.enable()
-        if self._attached is None or self._job is None:
+        attached, self._attached = self._attached, None
+        if attached is None or self._job is None:
             return
-        self._attached.detach()
-        self._attached = None
+        attached.detach()
         self._job.optimizer.zero_grad(set_to_none=True)
         if self._device.type == "cuda":
             gc.collect()  # a detached engine is in reference cycles, and holds its buffers

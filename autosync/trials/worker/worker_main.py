@@ -13,23 +13,26 @@ import threading
 import traceback
 from typing import TextIO
 
+from autosync.errors import AutosyncError
 from autosync.trials.commands import Answer, answer_line, read_command
 
 NICENESS = -10
 
 
 class JsonLines:
-    """JSON lines: commands in, answers out; stray prints of libraries go to stderr."""
+    """JSON lines in UTF-8, whatever the locale: commands in, answers out; stray prints of libraries
+    go to stderr."""
 
     def __init__(self) -> None:
-        self._answers: TextIO = os.fdopen(os.dup(1), "w")
+        self._answers: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self.commands: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        for line in sys.stdin:
-            self.commands.put(line)
+        with open(0, encoding="utf-8", errors="backslashreplace", closefd=False) as lines:
+            for line in lines:
+                self.commands.put(line)
         os._exit(0)  # the launcher is gone
 
     def answer(self, answer: Answer) -> None:
@@ -60,7 +63,10 @@ def serve(wire: JsonLines, workloads: list[str]) -> None:
         except Exception as error:  # a process boundary: every failure becomes an answer
             traceback.print_exc()
             wire.answer(failure_of(error))
-            rank.detach_plan()
+            try:
+                rank.detach_plan()
+            except AutosyncError:  # the plan is off all the same
+                traceback.print_exc()
 
 
 def main() -> None:

@@ -119,6 +119,18 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(
     assert refused.remedy
 
 
+def test_a_folder_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = empty_database(tmp_path)
+    checkpoint(tmp_path, LearnedSimulator())
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    assert runner.invoke(app, ["add", "mine", ".", "--db", db]).exit_code == 2
+    assert runner.invoke(app, ["add", "mine", "made.safetensors", "--db", db]).exit_code == 0
+    refused = runner.invoke(app, ["save", "mine", "-o", ".", "--db", db]).exception
+    assert isinstance(refused, InvalidInput)
+    assert "it is a folder" in refused.message
+
+
 def test_a_ranking_takes_the_version_that_is_in_use(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     migrate(url)

@@ -191,14 +191,14 @@ def test_work_that_looks_at_no_token_is_given_up_in_its_absence() -> None:
     assert given_up == ["cancelled"]
 
 
-@pytest.mark.parametrize("away", [False, True])
-def test_a_claim_that_no_longer_holds_ends_the_work(away: bool) -> None:
-    """away: nobody answered for as long as the lease."""
+@pytest.mark.parametrize("error", [None, ServiceAway(), ValueError("no answer of a service")])
+def test_a_claim_that_no_longer_holds_ends_the_work(error: Exception | None) -> None:
+    """error: of every attempt to renew it, for as long as the lease."""
     given_up: list[EndReason] = []
 
     def renew(seconds: float) -> bool:
-        if away:
-            raise ServiceAway
+        if error is not None:
+            raise error
         return False
 
     work = ClaimedWork(renew, lambda: None, given_up.append)

@@ -31,6 +31,22 @@ def test_hosts_of_this_machine_meet_on_its_loopback() -> None:
     assert interface_towards("127.0.1.1", "127.0.0.2") == "lo"
 
 
+def test_of_two_interfaces_in_one_network_the_one_with_the_address_leads_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = {"lo": "127.0.0.1", "eth0": "10.0.0.5", "eth1": "10.0.0.6"}
+    masks = {"lo": "255.0.0.0", "eth0": "255.255.255.0", "eth1": "255.255.255.0"}
+
+    def stated(probe: socket.socket, name: str, request: int) -> int:
+        return int(IPv4Address((addresses if request == machine.SIOCGIFADDR else masks)[name]))
+
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(addresses, start=1)))
+    monkeypatch.setattr(machine, "_interface_field", stated)
+    for mine, name in (("10.0.0.5", "eth0"), ("10.0.0.6", "eth1"), ("127.0.1.1", "lo")):
+        monkeypatch.setattr(machine, "_address_towards", lambda host, mine=mine: IPv4Address(mine))
+        assert interface_towards("there") == name
+
+
 def test_a_host_that_cannot_be_reached_is_named_with_the_way_out() -> None:
     with pytest.raises(NotSupported, match=r"no way to host '255\.255\.255\.255'.*`interface`"):
         interface_towards("127.0.1.1", "255.255.255.255")  # a broadcast is no connection

@@ -27,6 +27,7 @@ from autosync.trials.pool import process_pool
 from autosync.trials.pool.machine_lock import MachineLock
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.pool.worker_group import WorkerGroup
+from autosync.trials.pool.worker_process import WorkerAnswer
 from autosync.trials.request_names import PREDICTED_WAITS
 from autosync.trials.trial_procedure import TrialPool
 from tests.autosync.trials.contract_suite import assert_failed
@@ -255,6 +256,16 @@ def test_bytes_are_told_where_every_node_has_a_counter_of_its_own() -> None:
     assert sent(("a", "a"), links="cluster") == ()
     assert sent(("a", "a"), links="shaped") == (SENT_BYTES, SENT_BYTES)
     assert sent(("a", "a"), links="loopback") == ()
+
+
+def test_a_worker_that_ends_between_trials_costs_none() -> None:
+    group = FakeWorkers([(0.01, 0.0)])
+    pool = group.pool()
+    assert run(pool).error is None
+    lost = group.workers[1]
+    lost.answers.put(WorkerAnswer(lost.rank, None))
+    assert run(pool, key="b").error is None
+    assert [worker.killed for worker in group.workers] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("error", [OSError("no more processes"), RuntimeError("no more threads")])

@@ -117,6 +117,14 @@ def test_a_third_pass_where_two_disagree_and_its_median_counts(tmp_path: Path) -
     assert domain.label_seconds == pytest.approx(unhindered)
 
 
+@pytest.mark.parametrize("looks", range(3))
+def test_a_collection_may_be_stopped_before_its_first_trial(looks: int, tmp_path: Path) -> None:
+    left = iter([False] * looks)
+    launcher = ScriptedLauncher(steady)
+    collect(prepared(tmp_path), tmp_path, launcher, silent, stopped=lambda: next(left, True))
+    assert launcher.ran == []
+
+
 @pytest.mark.parametrize("dies_after", long_after(2, [20, 51, 0, 1, 21]))
 def test_a_killed_collection_goes_on_where_it_stopped(tmp_path: Path, dies_after: int) -> None:
     plan = prepared(tmp_path)

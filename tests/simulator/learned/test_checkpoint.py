@@ -1,5 +1,6 @@
 """Checkpoints and encoders, on invented measurements."""
 
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -180,3 +181,19 @@ def test_neighbours_of_the_pruned_graph_are_joined() -> None:
     node, edges = pruned_graph(chain_graph(((8, 4), (8,), (16, 8), (16,))))
     assert node.tolist() == [0, 1, 2, 3]
     assert edges.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [2, 3], [3, 2]]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    simulators: dict[str, LearnedSimulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = saved(tmp_path, "none", simulators)
+    before = file.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr("autosync.atomic_write.os.fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        saved(tmp_path, "gat", simulators)
+    assert file.read_bytes() == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["it.json", "it.safetensors"]

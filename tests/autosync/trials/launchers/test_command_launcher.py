@@ -163,6 +163,9 @@ def test_prefixes() -> None:
     assert words("srun -w {host} -n1", plain) == ["srun", "-w", "node-7", "-n1", *plain]
     assert words("kubectl exec -i pod-{rank} --", plain)[3] == "pod-5"
     assert words("ssh {host}", plain) == ["ssh", "node-7", "python -c 'a b'"]
+    for before in (["sshpass", "-e"], ["env", "HOME=/root"], ["timeout", "600"]):
+        prefix = f"{' '.join(before)} /usr/bin/ssh {{host}}"
+        assert words(prefix, plain) == [*before, "/usr/bin/ssh", "node-7", "python -c 'a b'"]
     assert words("ssh {host} 'cd w && exec {command}'", plain) == [
         "ssh",
         "node-7",

@@ -1,6 +1,7 @@
 """A running job's step as a graph: what hooks on its modules record."""
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -183,6 +184,13 @@ def test_a_model_that_is_always_the_same_has_no_frequencies() -> None:
     assert names == ["blocks.0", "blocks.1", "head"]
     assert {o.frequency for o in graph.operations} == {1.0}
     assert {v.frequency for v in graph.variables} == {1.0}
+
+
+def test_modules_may_have_brackets_in_their_names() -> None:
+    model = nn.Sequential(OrderedDict({"in (1)": nn.Linear(8, 8), "out (2)": nn.Linear(8, 3)}))
+    found = record_job(job_of(step, model), None, "cpu")
+    assert [path_of(each) for each in found.graph.operations] == ["in (1)", "out (2)"]
+    assert all(seconds > 0 for seconds in found.profile.forward_seconds)
 
 
 def test_orders_of_a_recorded_step() -> None:

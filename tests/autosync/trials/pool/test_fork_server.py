@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,27 @@ def test_a_lost_preloaded_process_is_replaced_for_the_next_worker(
     finally:
         first.kill()
     assert first.exit().status is None
+
+
+def test_an_interrupted_start_leaves_no_answer_to_the_next(
+    preload: ForkServer, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(preload, answers).kill()
+
+    def interrupted(channel: socket.socket, seconds: float) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fork_server, "_received", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            started(preload, answers)
+    worker = started(preload, answers)
+    try:
+        assert worker.process.stdin is not None
+        ours = Path(f"/proc/self/fd/{worker.process.stdin.fileno()}").readlink()
+        assert Path(f"/proc/{worker.pid}/fd/0").readlink() == ours
+    finally:
+        worker.kill()
 
 
 def test_a_namespace_that_is_not_there_is_named(preload: ForkServer, answers: Answers) -> None:

@@ -1,12 +1,18 @@
-"""A rank meets the others in rank 0's store, or says where it looked for it."""
+"""A rank meets the others in rank 0's store, or says where it looked for it; its values between
+plans."""
 
 import socket
 from datetime import timedelta
 
 import pytest
 
+from autosync.errors import NotSupported
+from autosync.trials.commands import MeasuredIterations, PassDone, RunPass
+from autosync.trials.contract import Workload
 from autosync.trials.worker import rank
-from autosync.trials.worker.rank import opened_store
+from autosync.trials.worker.rank import Rank, opened_store
+from autosync.trials.worker.training_job import build_replay
+from tests.autosync.trials.strategies import ddp, small_domain
 
 
 def test_a_store_that_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +31,31 @@ def test_who_has_reached_it_waits_as_long_as_a_group(monkeypatch: pytest.MonkeyP
     assert other.timeout == rank.GROUP_TIMEOUT  # type: ignore[attr-defined]
     other.set("met", "yes")
     assert store.get("met") == b"yes"
+
+
+def test_replicas_are_equal_again_behind_a_plan_that_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that refuse in the middle of iterations may have applied different updates, and an
+    exact plan keeps values that are unequal so."""
+    workload = Workload(small_domain())
+    one = Rank([])
+    one._workload, one._job = workload, build_replay(workload, 0)
+    equal: list[str] = []
+
+    def refused(command: RunPass, *_: object, **__: object) -> PassDone:
+        if command.key == "refused":
+            raise NotSupported("on purpose.")
+        return PassDone(MeasuredIterations((), 0.0, 0.0, 0.0, 0.0, 0), "", None, 0.0)
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(rank, "measure_pass", refused)
+    monkeypatch.setattr(Rank, "_make_equal", lambda *_: equal.append("again"))
+    bundle = ddp(workload.domain)
+    assert one.run_pass(RunPass("runs", 0, 1, False, bundle)).digest == 0.0
+    with pytest.raises(NotSupported):
+        one.run_pass(RunPass("refused", 0, 1, False, bundle))
+    assert equal == []
+    for key in ("after", "and on"):
+        one.run_pass(RunPass(key, 0, 1, False, bundle))
+    assert equal == ["again"]
