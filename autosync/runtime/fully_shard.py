@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from autosync.codes import ENCODINGS
 from autosync.errors import InvalidInput, NotSupported
-from autosync.runtime.updates.optimizers import make_first_state
+from autosync.runtime.updates.optimizers import has_begun, make_first_state
 from autosync.torch_engine import FullyShard, Kept, modules_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check_shardable(
             in a part of the ranks.
     """
     for optimizer in optimizers:
-        if any(map(_has_begun, optimizer.state.values())):
+        if has_begun(optimizer):
             raise InvalidInput(
                 f"the optimizer ({type(optimizer).__name__}) holds state of "
                 f"{len(optimizer.state)} whole parameters, which fully_shard does not cut.",
@@ -75,11 +75,6 @@ def check_shardable(
             value=group.size(),
             remedy="Leave process_group out, or ship `fsdp2`.",
         )
-
-
-def _has_begun(state: Any) -> bool:
-    """Of one parameter. Adagrad has such a state before its first step."""
-    return not isinstance(state, Mapping) or bool(state.get("step", 1))
 
 
 def unit_modules(

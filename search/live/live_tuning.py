@@ -120,7 +120,7 @@ def tune(
     device_type: of this rank's GPU, where its own name is none of `autosync.cluster.devices`.
     settings, space: of the search; rank 0's count. The space "fsdp2", torch's `fully_shard` beside
         DDP, is tried on a copy of the model, of which each rank has its parts, beside the model's
-        own values. Where sharding is the answer and the optimizers have no state yet, the model
+        own values. Where sharding is the answer and no optimizer has stepped yet, the model
         comes back sharded, and its parameters are DTensors. A job that has begun to train goes on
         under torch's DDP; the next run begins with the bundle that `save` names, which the
         answer needs there.
@@ -137,7 +137,7 @@ def tune(
             optimizer is distributed already; an optimizer trains what is not the model's; an
             option is none of DistributedDataParallel's; step does not do what it must; `save` or
             `trials` cannot be written; `since` is no bundle and no file of trials; no space has
-            that name; the space is `fsdp2`, an optimizer has state, and `save` says no place for
+            that name; the space is `fsdp2`, an optimizer has stepped, and `save` says no place for
             the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
@@ -389,7 +389,8 @@ def _searched(
         with replaced_atomically(Path(keep)) as draft:
             draft.write_bytes(to_json(trials_of(outcome.ranked, domain.accumulate)).encode())
     answer = shipped_bundle(outcome, domain, pool.description)
-    if answer.plan.sharding is not None and any(one.state for one in pool.job.before.optimizers):
+    begun = any(one.has_begun for one in pool.job.before.optimizers)
+    if answer.plan.sharding is not None and begun:
         return Verdict(_keep_ddp(domain), answer=answer)
     return Verdict(answer)
 

@@ -94,6 +94,15 @@ def make_first_state(optimizer: Optimizer) -> None:
             held.update(made.state)
 
 
+def has_begun(optimizer: Optimizer) -> bool:
+    """Whether it has stepped. Adagrad has a state before, and what only reads the state of a
+    parameter leaves an empty one."""
+    return any(
+        not isinstance(state, Mapping) or bool(state.get("step", state))
+        for state in optimizer.state.values()
+    )
+
+
 def _snapshot(optimizer: Optimizer) -> Settings:
     """The hyperparameters of every group as they are now; a scheduler may change them next."""
     return [
