@@ -36,8 +36,8 @@ class PlacedForward:
     """Stands in the place of `module.forward`; every call is a collective over all ranks.
 
     All tensors among the arguments are dealt by their first dimension; other arguments must be the
-    same on all ranks. What a module gives out (shapes, types) is reported by the first rank that
-    computes it, once for each form of its arguments.
+    same on all ranks. What a module gives out (shapes, types) is compared between the ranks that
+    compute it, once for each form of its arguments, and with this one later.
     """
 
     _torchdynamo_disable = True  # as `hooks.torch_compile.opaque`
@@ -77,6 +77,8 @@ class PlacedForward:
             self._checked |= checking
         if failure is not None:
             raise failure
+        if text and text != form.to_text():
+            raise self._changing("has changed")
         inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
         items: tuple[Any, ...] = items_of(output)
         if target[rank]:
@@ -150,16 +152,27 @@ class PlacedForward:
             return None, f"{REFUSED}{error.message}", error
 
     def _agreed_form(self, text: str, source: int, failure: AutosyncError | None) -> "OutputForm":
-        """The form that `source` reports. Raises NotSupported on every rank where one refuses."""
-        refused = self._exchange.gather([failure is not None])
-        source = next((rank for rank, (one,) in enumerate(refused) if one), source)
+        """The form that `source` reports. Raises NotSupported on every rank where one refuses, or
+        where two that compute give out different forms."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) if text else 0
+        reports = self._exchange.gather([failure is not None, digest])
+        source = next((rank for rank, (refuses, _) in enumerate(reports) if refuses), source)
         reported = self._exchange.broadcast_text(text, source)
         if failure is not None:
             raise failure
         if reported.startswith(REFUSED):
             why = reported.removeprefix(REFUSED)
             raise self._refusal(f"rank {source} refuses it: {why}", "See there.")
+        for rank, (_, other) in enumerate(reports):
+            if other not in (0, reports[source][1]):
+                raise self._changing(f"on rank {rank} differs from rank {source}'s")
         return OutputForm.from_text(reported)
+
+    def _changing(self, how: str) -> NotSupported:
+        return self._refusal(
+            f"what it gives out {how} in shape (without the batch), type, or what is trained",
+            "Let values decide none of these, or leave the module with the replicas.",
+        )
 
     def _refusal(self, why: str, remedy: str) -> NotSupported:
         return NotSupported(

@@ -457,6 +457,41 @@ def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
     assert pair.run(told) == [[1, 2]] * 2
 
 
+class Trimmed(nn.Module):
+    """A value decides how wide what it gives out is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out[:, : int(x[0, 0])]
+
+
+def trimmed(rank: int, world: int) -> list[str]:
+    from autosync.extensions.placement.placed_forward import PlacedForward
+    from autosync.extensions.placement.row_exchange import RowExchange
+    from autosync.runtime.transport.process_groups import open_groups, working_group
+
+    groups = open_groups(working_group(None))
+    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    placed = PlacedForward("trimmed", make(Trimmed), evenly("trimmed", [0, 1]), exchange)
+    found = [
+        refusal(lambda: placed(torch.full((4, FEATURES), width)))  # noqa: B023
+        for width in (1.0 + rank, 1.0, 2.0)
+    ]
+    groups.close()
+    return found
+
+
+def test_a_module_gives_out_one_form_on_all_ranks_and_in_every_call(pair: Ranks) -> None:
+    for first, second, third in pair.run(trimmed):
+        assert "gives out on rank 1 differs from rank 0's in shape" in first
+        assert not second
+        assert "gives out has changed in shape" in third
+
+
 class Probe(nn.Module):
     """No gradient comes back to what it reads."""
 
