@@ -6,7 +6,7 @@ by itself.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from autosync.runtime.execution.pending import tensors_in
 ROUNDING = 1e-3
 """Of the largest output: one sample alone may be computed in another order than in its batch. A mix
 of samples changes outputs by about their own size."""
+
+ROUNDINGS = 8
+"""As many roundings of half precision may differ, which are coarser."""
 
 UNUSABLE = -1
 """In place of a number of rows: this rank's arguments cannot be dealt."""
@@ -265,8 +268,9 @@ def check_samples_alone(
     finally:
         for part, training in modes:
             part.training = training
+    rounding = _rounding((*module.parameters(), *together))
     for one, many in zip(alone, together, strict=True):
-        if isinstance(many, Tensor) and not _agree(one, many):
+        if isinstance(many, Tensor) and not _agree(one, many, rounding):
             raise NotSupported(
                 f"module {name!r} is placed, but what it makes of one sample depends on the others "
                 "in the batch.",
@@ -286,10 +290,22 @@ def _first(value: Any) -> Any:
     return value[:1] if isinstance(value, Tensor) else value
 
 
-def _agree(one: Any, many: Tensor) -> bool:
+def _agree(one: Any, many: Tensor, rounding: float) -> bool:
     if not isinstance(one, Tensor) or one.shape != many[:1].shape:
         return False
-    if not many.is_floating_point():
+    if not (many.is_floating_point() or many.is_complex()):
         return bool((one == many[:1]).all())
-    largest = float(many.abs().max()) if many.numel() else 0.0
-    return not many.numel() or float((one - many[:1]).abs().max()) <= ROUNDING * max(largest, 1e-30)
+    if not many.numel():
+        return True
+    largest = max(float(many.abs().max()), 1e-30)
+    return float((one - many[:1]).abs().max()) <= rounding * largest
+
+
+def _rounding(tensors: Iterable[Any]) -> float:
+    """tensors: a module's parameters, and what it gives out. See `ROUNDING`; coarser where some are
+    of half precision, or `torch.autocast` computes in it."""
+    kinds = {each.dtype for each in tensors if isinstance(each, Tensor)}
+    if torch.is_autocast_enabled("cpu"):
+        kinds.add(torch.get_autocast_dtype("cpu"))
+    real = (kind for kind in kinds if kind.is_floating_point or kind.is_complex)
+    return max([ROUNDING, *(ROUNDINGS * torch.finfo(kind).eps for kind in real)])

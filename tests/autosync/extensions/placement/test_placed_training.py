@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, NotSupported
 from autosync.extensions.placement.document import (
     PlacedModule,
     PlacedModules,
@@ -455,6 +455,27 @@ def told(rank: int, world: int) -> list[int]:
 
 def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
     assert pair.run(told) == [[1, 2]] * 2
+
+
+class Rounding(nn.Module):
+    """In a batch it rounds otherwise, by the last bit of bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 2.0**-7) if len(x) > 1 else x
+
+
+def test_one_sample_may_be_rounded_otherwise_in_half_precision() -> None:
+    from autosync.extensions.placement.placed_forward import check_samples_alone
+
+    module, ones = Rounding(), torch.ones(2, 3)
+    check_samples_alone("rounding", module, module.forward, (ones.bfloat16(),), {})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_samples_alone("rounding", module, module.forward, (ones,), {})
+    with pytest.raises(NotSupported, match="depends on the others"):
+        check_samples_alone("rounding", module, module.forward, (ones,), {})
+    halves = batch(0, 0).bfloat16()
+    with pytest.raises(NotSupported, match="depends on the others"):
+        check_samples_alone("centred", module, lambda x: x - x.mean(0), (halves,), {})
 
 
 class Trimmed(nn.Module):
