@@ -457,6 +457,16 @@ def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
     assert pair.run(told) == [[1, 2]] * 2
 
 
+def test_gradients_in_half_precision_are_weighted_by_unrounded_shares() -> None:
+    from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
+
+    exchange = RowExchange(None, 1, (0.25, 0.75))
+    gradients = torch.tensor([[5.9375], [5.9375]], dtype=torch.bfloat16)  # a row of each rank
+    found = exchange.weighted(gradients.clone(), RowRoute((1, 1), (1, 1)))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, torch.stack((gradients[0] / 3, gradients[1])))
+
+
 class Rounding(nn.Module):
     """In a batch it rounds otherwise, by the last bit of bfloat16."""
 
