@@ -93,20 +93,20 @@ def test_unsupported_clipping_is_refused(pair: Ranks, method: str) -> None:
 
 def of_doubles(rank: int, world: int) -> tuple[torch.dtype, float]:
     """The type of the norm, and how far it is from torch's."""
-    found = []
     alone, ours = make_model("mlp").double(), make_model("mlp").double()
     model, optimizer, attachment = attached(
         Case(method="zero"), world, model=ours, optimizer=make_optimizer("sgd", ours)
     )
+    network = DistributedDataParallel(alone)
     inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank)).double()
-    clips = (autosync.clip_grad_norm_, nn.utils.clip_grad_norm_)
-    for network, clip in zip((model, DistributedDataParallel(alone)), clips, strict=True):
-        place = next(network.parameters()).device
-        network(inputs.to(place)).square().sum().backward()
-        found.append(clip(network.parameters(), MAX_NORM))
+    inputs = inputs.to(next(alone.parameters()).device)
+    for each in (model, network):
+        each(inputs).square().sum().backward()
+    mine = autosync.clip_grad_norm_(model.parameters(), MAX_NORM)
+    theirs = nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
     optimizer.step()
     attachment.detach()
-    return found[0].dtype, gap(*found)
+    return mine.dtype, gap(mine, theirs)
 
 
 def test_the_norm_of_doubles_is_a_double(pair: Ranks) -> None:
