@@ -80,7 +80,8 @@ class PlacedForward:
             self._checked |= checking
         if failure is not None:
             raise failure
-        if text and text != form.to_text():
+        # Where every rank computes it, its parameters may have been frozen since.
+        if text and OutputForm.from_text(text).differs(form, in_training=not all(target)):
             raise self._changing("has changed")
         inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
         items: tuple[Any, ...] = items_of(output)
@@ -216,6 +217,15 @@ class OutputForm:
             for item in items
         )
         return cls(forms, is_tuple)
+
+    def differs(self, other: "OutputForm", in_training: bool) -> bool:
+        """in_training: whether what is trained counts, too."""
+        if in_training:
+            return self != other
+        mine, others = (
+            [item and (item.tail, item.dtype) for item in form.items] for form in (self, other)
+        )
+        return self.is_tuple != other.is_tuple or mine != others
 
     def joined(self, items: list[Tensor | None]) -> Any:
         return tuple(items) if self.is_tuple else items[0]

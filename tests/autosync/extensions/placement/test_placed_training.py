@@ -507,19 +507,23 @@ def trimmed(rank: int, world: int) -> list[str]:
 
     groups = open_groups(working_group(None))
     exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
-    placed = PlacedForward("trimmed", make(Trimmed), evenly("trimmed", [0, 1]), exchange)
+    module = make(Trimmed)
+    placed = PlacedForward("trimmed", module, evenly("trimmed", [0, 1]), exchange)
     found = [
         refusal(lambda: placed(torch.full((4, FEATURES), width)))  # noqa: B023
         for width in (1.0 + rank, 1.0, 2.0)
     ]
+    module.requires_grad_(False)
+    found.append(refusal(lambda: placed(torch.ones(4, FEATURES))))
     groups.close()
     return found
 
 
 def test_a_module_gives_out_one_form_on_all_ranks_and_in_every_call(pair: Ranks) -> None:
-    for first, second, third in pair.run(trimmed):
+    for first, second, third, frozen in pair.run(trimmed):
         assert "gives out on rank 1 differs from rank 0's in shape" in first
         assert not second
+        assert not frozen
         assert "gives out has changed in shape" in third
 
 
