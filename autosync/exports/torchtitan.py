@@ -56,7 +56,15 @@ def torchtitan_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings
             nearest="`fsdp2`, `zero2`, `hsdp` or `ddp` among the designs",
         )
     tables: dict[str, Table] = {"parallelism": parallelism}
-    if strategy.engine is not None and (dtype := one_type(domain, "torchtitan")) != "float16":
+    if strategy.engine is not None:
+        dtype = one_type(domain, "torchtitan")
+        if dtype not in ("float32", "bfloat16"):
+            raise refused(
+                "torchtitan",
+                f"its parameters are of {dtype}, and there of bfloat16 or float32",
+                thing="variables",
+                value=dtype,
+            )
         computed = HALF_TYPES.get(strategy.engine.param_dtype, dtype)
         tables["training"] = {
             "mixed_precision_param": computed,

@@ -109,6 +109,17 @@ def matched_names(planned: Iterable[str], own: Iterable[str]) -> dict[str, str]:
     return {}
 
 
+def modules_alike(module: str, own: Iterable[str]) -> list[str]:
+    """What the model may call a module of the bundle: one name, or none, or several. own: names of
+    its modules."""
+    known = [name for name in own if name]
+    if module in known:
+        return [module]
+    around = [name for name in known if name.endswith(f".{module}")]
+    inside = [name for name in known if module.endswith(f".{name}")]
+    return around or sorted(inside, key=len)[-1:]
+
+
 def similar_names(missing: str, planned: Iterable[str], own: Iterable[str]) -> str:
     """Why a planned variable that the model lacks was not matched with one of a similar name."""
     theirs, mine = list(planned), list(own)

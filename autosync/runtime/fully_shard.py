@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from autosync.codes import ENCODINGS
 from autosync.errors import InvalidInput, NotSupported
-from autosync.runtime.updates.optimizers import has_stepped, make_first_state
+from autosync.runtime.updates.optimizers import has_begun, make_first_state
 from autosync.torch_engine import FullyShard, Kept, modules_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def check_shardable(
             in a part of the ranks.
     """
     for optimizer in optimizers:
-        if has_stepped(optimizer):
+        if has_begun(optimizer):
             raise InvalidInput(
                 f"the optimizer ({type(optimizer).__name__}) holds state of "
                 f"{len(optimizer.state)} whole parameters, which fully_shard does not cut.",

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
 from autosync.runtime.execution.completion import Phase
+
+DOUBLES = (torch.float64, torch.complex128)
 
 
 def clip_grad_norm_(
@@ -28,7 +31,8 @@ def clip_grad_norm_(
     if plan is None:
         return nn.utils.clip_grad_norm_(given, max_norm, norm_type)
     _check(plan, given, norm_type)
-    return plan.engine.gradients.clip_now(float(max_norm)).float()
+    norm = plan.engine.gradients.clip_now(float(max_norm))
+    return norm if any(parameter.dtype in DOUBLES for parameter in given) else norm.float()
 
 
 def _plan_with_parts(given: Sequence[Tensor]) -> Attachment | None:

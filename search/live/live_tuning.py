@@ -28,7 +28,6 @@ from autosync.runtime.drift_watch import OnDrift
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.process_groups import working_group
-from autosync.runtime.updates.optimizers import has_stepped
 from autosync.search.cluster_probe import measure_overlap
 from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
@@ -392,7 +391,8 @@ def _searched(
         with warned_if_unwritten(keep), replaced_atomically(keep) as draft:
             draft.write_bytes(to_json(trials_of(outcome.ranked, domain.accumulate)).encode())
     answer = shipped_bundle(outcome, domain, pool.description)
-    if answer.plan.sharding is not None and any(map(has_stepped, pool.job.optimizers)):
+    begun = any(one.has_begun for one in pool.job.before.optimizers)
+    if answer.plan.sharding is not None and begun:
         return Verdict(_keep_ddp(domain), answer=answer)
     return Verdict(answer)
 

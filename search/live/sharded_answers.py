@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from autosync.bundle import Bundle
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
-from autosync.runtime.updates.optimizers import has_stepped
+from autosync.runtime.updates.optimizers import has_begun
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.memory.peak_memory import device_memory_bytes
 from autosync.strategy_description import describe
@@ -19,7 +19,7 @@ def check_untrained(optimizers: Sequence[Optimizer]) -> None:
     """Raises InvalidInput where an optimizer has stepped, so that `fully_shard` would come too late
     for this run, and its answer is to be saved nowhere."""
     for one in optimizers:
-        if has_stepped(one):
+        if has_begun(one):
             raise InvalidInput(
                 f"the optimizer ({type(one).__name__}) has stepped, so only the next run can use "
                 "what the space fsdp2 answers, and save is None.",

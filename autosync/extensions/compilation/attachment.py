@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
 from autosync.extensions.compilation.document import CompiledRegions
+from autosync.runtime.bundle_fit import modules_alike
 from autosync.runtime.hooks.torch_compile import is_compiled
 
 ROOT = re.compile(r"^L\['\w+'\]\.?")
@@ -27,10 +28,7 @@ ROOT = re.compile(r"^L\['\w+'\]\.?")
 def check(model: nn.Module, entry: CompiledRegions, called: nn.Module) -> None:
     """Raises NotSupported where a region names no module of the model, or some of the model is
     compiled already."""
-    known = {name for name, _ in model.named_modules()}
-    for name in (name for region in entry.regions for name in region):
-        if name not in known:
-            raise _refused(f"the model has no module {name!r}", name, "Tune for this model.")
+    own_names(model, entry)
     compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if called is not model or compiled:
         name = compiled[0] if compiled else type(model).__name__
@@ -39,6 +37,23 @@ def check(model: nn.Module, entry: CompiledRegions, called: nn.Module) -> None:
             name,
             "Give autosync.distribute the plain model, or a bundle without compile_regions.",
         )
+
+
+def own_names(model: nn.Module, entry: CompiledRegions) -> dict[str, str]:
+    """The model's name of each module that a region names: a graph is often recorded from a wrapper
+    around the model, or the model is in one itself.
+
+    Raises:
+        NotSupported: the model has no such module.
+    """
+    known = [name for name, _ in model.named_modules()]
+    found = {}
+    for name in (name for region in entry.regions for name in region):
+        alike = modules_alike(name, known)
+        if len(alike) != 1:
+            raise _refused(f"the model has no module {name!r}", name, "Tune for this model.")
+        found[name] = alike[0]
+    return found
 
 
 def attach(
@@ -62,8 +77,10 @@ class CompiledModel:
         optimizers: Sequence[Optimizer],
         backend: str,
     ):
-        self.found: set[str] = {entry.begins_with[0]}
-        self._model, self._entry, self._backend = model, entry, backend
+        names = own_names(model, entry)
+        self._begins_with = [names[name] for name in entry.begins_with]
+        self.found: set[str] = {self._begins_with[0]}
+        self._model, self._backend = model, backend
         self._handles = [optimizers[-1].register_step_post_hook(self._warn)] if optimizers else []
         model.compile(backend=self._compile)
 
@@ -73,7 +90,7 @@ class CompiledModel:
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """Of torch.compile: a backend."""
-        parts = cut(graph, self._entry.begins_with[1:])
+        parts = cut(graph, self._begins_with[1:])
         self.found |= set(parts.begins_with)
         split = split_module(
             graph,
@@ -89,7 +106,7 @@ class CompiledModel:
         """Where the model's forward pass is several graphs, of which none has a region's first
         module."""
         self._drop_handles()
-        missing = [name for name in self._entry.begins_with if name not in self.found]
+        missing = [name for name in self._begins_with if name not in self.found]
         if missing:
             warnings.warn(
                 f"no compiled graph contains {', '.join(missing)}, so no region begins there.",

@@ -27,6 +27,7 @@ from autosync.extensions.placement.replayed_passes import PlacedPasses
 from autosync.extensions.placement.row_exchange import RowExchange, exchanging
 from autosync.extensions.seams import Divide
 from autosync.plan import Plan
+from autosync.runtime.bundle_fit import modules_alike
 from autosync.runtime.device.model_tensors import device_of
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.hooks.model_hooks import REDUCE, Removable
@@ -314,24 +315,16 @@ def _refuse_copy(protocol: object) -> NoReturn:
 def _named_module(model: nn.Module, placed: PlacedModule) -> tuple[str, nn.Module]:
     """A graph is often recorded from a wrapper around the model, or the model is in one itself."""
     modules = dict(model.named_modules())
-    if (exact := modules.get(placed.module)) is not None:
-        return placed.module, exact
-    alike = [
-        name
-        for name in modules
-        if name and (name.endswith(f".{placed.module}") or placed.module.endswith(f".{name}"))
-    ]
-    longest = max(map(len, alike), default=0)
-    best = [name for name in alike if len(name) == longest]
-    if len(best) != 1:
+    alike = modules_alike(placed.module, modules)
+    if len(alike) != 1:
         raise InvalidInput(
             f"the plan places module {placed.module!r}, which the model "
-            + (f"may have as {best[0]!r} or {best[1]!r}." if best else "does not have."),
+            + (f"may have as {alike[0]!r} or {alike[1]!r}." if alike else "does not have."),
             thing=f"placement of {placed.module}",
             value=placed.module,
             remedy="Place modules of this model.",
         )
-    return best[0], modules[best[0]]
+    return alike[0], modules[alike[0]]
 
 
 def _check_module(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -6,7 +6,7 @@ by itself.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ ROUNDING = 1e-3
 """Of the largest output: one sample alone may be computed in another order than in its batch. A mix
 of samples changes outputs by about their own size."""
 
+ROUNDINGS = 8
+"""As many roundings of half precision may differ, which are coarser."""
+
 UNUSABLE = -1
 """In place of a number of rows: this rank's arguments cannot be dealt."""
 
@@ -36,8 +39,8 @@ class PlacedForward:
     """Stands in the place of `module.forward`; every call is a collective over all ranks.
 
     All tensors among the arguments are dealt by their first dimension; other arguments must be the
-    same on all ranks. What a module gives out (shapes, types) is reported by the first rank that
-    computes it, once for each form of its arguments.
+    same on all ranks. What a module gives out (shapes, types) is compared between the ranks that
+    compute it, once for each form of its arguments, and with this one later.
     """
 
     _torchdynamo_disable = True  # as `hooks.torch_compile.opaque`
@@ -77,6 +80,9 @@ class PlacedForward:
             self._checked |= checking
         if failure is not None:
             raise failure
+        # Where every rank computes it, its parameters may have been frozen since.
+        if text and OutputForm.from_text(text).differs(form, in_training=not all(target)):
+            raise self._changing("has changed")
         inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
         items: tuple[Any, ...] = items_of(output)
         if target[rank]:
@@ -150,16 +156,27 @@ class PlacedForward:
             return None, f"{REFUSED}{error.message}", error
 
     def _agreed_form(self, text: str, source: int, failure: AutosyncError | None) -> "OutputForm":
-        """The form that `source` reports. Raises NotSupported on every rank where one refuses."""
-        refused = self._exchange.gather([failure is not None])
-        source = next((rank for rank, (one,) in enumerate(refused) if one), source)
+        """The form that `source` reports. Raises NotSupported on every rank where one refuses, or
+        where two that compute give out different forms."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) if text else 0
+        reports = self._exchange.gather([failure is not None, digest])
+        source = next((rank for rank, (refuses, _) in enumerate(reports) if refuses), source)
         reported = self._exchange.broadcast_text(text, source)
         if failure is not None:
             raise failure
         if reported.startswith(REFUSED):
             why = reported.removeprefix(REFUSED)
             raise self._refusal(f"rank {source} refuses it: {why}", "See there.")
+        for rank, (_, other) in enumerate(reports):
+            if other not in (0, reports[source][1]):
+                raise self._changing(f"on rank {rank} differs from rank {source}'s")
         return OutputForm.from_text(reported)
+
+    def _changing(self, how: str) -> NotSupported:
+        return self._refusal(
+            f"what it gives out {how} in shape (without the batch), type, or what is trained",
+            "Let values decide none of these, or leave the module with the replicas.",
+        )
 
     def _refusal(self, why: str, remedy: str) -> NotSupported:
         return NotSupported(
@@ -200,6 +217,15 @@ class OutputForm:
             for item in items
         )
         return cls(forms, is_tuple)
+
+    def differs(self, other: "OutputForm", in_training: bool) -> bool:
+        """in_training: whether what is trained counts, too."""
+        if in_training:
+            return self != other
+        mine, others = (
+            [item and (item.tail, item.dtype) for item in form.items] for form in (self, other)
+        )
+        return self.is_tuple != other.is_tuple or mine != others
 
     def joined(self, items: list[Tensor | None]) -> Any:
         return tuple(items) if self.is_tuple else items[0]
@@ -252,8 +278,9 @@ def check_samples_alone(
     finally:
         for part, training in modes:
             part.training = training
+    rounding = _rounding((*module.parameters(), *together))
     for one, many in zip(alone, together, strict=True):
-        if isinstance(many, Tensor) and not _agree(one, many):
+        if isinstance(many, Tensor) and not _agree(one, many, rounding):
             raise NotSupported(
                 f"module {name!r} is placed, but what it makes of one sample depends on the others "
                 "in the batch.",
@@ -273,10 +300,22 @@ def _first(value: Any) -> Any:
     return value[:1] if isinstance(value, Tensor) else value
 
 
-def _agree(one: Any, many: Tensor) -> bool:
+def _agree(one: Any, many: Tensor, rounding: float) -> bool:
     if not isinstance(one, Tensor) or one.shape != many[:1].shape:
         return False
-    if not many.is_floating_point():
+    if not (many.is_floating_point() or many.is_complex()):
         return bool((one == many[:1]).all())
-    largest = float(many.abs().max()) if many.numel() else 0.0
-    return not many.numel() or float((one - many[:1]).abs().max()) <= ROUNDING * max(largest, 1e-30)
+    if not many.numel():
+        return True
+    largest = max(float(many.abs().max()), 1e-30)
+    return float((one - many[:1]).abs().max()) <= rounding * largest
+
+
+def _rounding(tensors: Iterable[Any]) -> float:
+    """tensors: a module's parameters, and what it gives out. See `ROUNDING`; coarser where some are
+    of half precision, or `torch.autocast` computes in it."""
+    kinds = {each.dtype for each in tensors if isinstance(each, Tensor)}
+    if torch.is_autocast_enabled("cpu"):
+        kinds.add(torch.get_autocast_dtype("cpu"))
+    real = (kind for kind in kinds if kind.is_floating_point or kind.is_complex)
+    return max([ROUNDING, *(ROUNDINGS * torch.finfo(kind).eps for kind in real)])

@@ -120,7 +120,8 @@ class RowExchange:
         factors = [share / own for share in self.shares]
         if all(factor == 1.0 for factor in factors):
             return gradients
-        each = torch.tensor(factors, dtype=gradients.dtype, device=gradients.device)
+        accurate = torch.promote_types(gradients.dtype, torch.float32)  # than half precision
+        each = torch.tensor(factors, dtype=accurate, device=gradients.device)
         of_row = each.repeat_interleave(torch.tensor(route.received))
         return gradients.mul_(of_row.view(-1, *(1,) * (gradients.dim() - 1)))
 

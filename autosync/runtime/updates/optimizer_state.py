@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from autosync.errors import NotSupported
 from autosync.runtime.layout.records import HeldRange, Records, VariableRecord
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.tensor_exchange import exchange_states
@@ -70,9 +71,14 @@ class ShardedOptimizerState:
 
     def take_parts(self) -> None:
         """The reverse, from what the script's optimizer holds: each rank keeps the parts that it
-        updates."""
+        updates.
+
+        Raises:
+            NotSupported: on every rank, a tensor of it has another shape than its variable.
+        """
         if isinstance(self.optimizer, JoinedOptimizers):
             self.optimizer.refresh()
+        self._check_shapes()
         for bucket in self.records.buckets:
             if bucket.update:
                 bucket.update.take_state(self.optimizer)
@@ -122,6 +128,16 @@ class ShardedOptimizerState:
                     values.copy_(value.held(origin, tuple(values.shape)))
                     if own.is_sparse:
                         held.state[key] = values.to_sparse(1).coalesce()
+
+    def _check_shapes(self) -> None:
+        held = held_state(self.optimizer)
+        for variable in self._split():
+            if variable.group < 0 or any(bucket.ranges for bucket in variable.buckets):
+                continue
+            for key, value in held.get(variable.parameter, {}).items():
+                of_elements = isinstance(value, Tensor) and key not in SCALARS
+                if of_elements and value.shape != variable.alias.shape:
+                    raise _other_shape(variable, key, value)
 
     def _split(self) -> list[VariableRecord]:
         """Variables whose state is not with the script's optimizer."""
@@ -179,3 +195,15 @@ def _as_stepped(value: Any, group: dict[str, Any], device: torch.device) -> Any:
         return value
     beside = group.get("fused") or group.get("capturable")
     return value.to(device, copy=True) if beside else value.cpu().clone()
+
+
+def _other_shape(variable: VariableRecord, key: str, value: Tensor) -> NotSupported:
+    return NotSupported(
+        f"the optimizer's state {key!r} of variable {variable.name!r} has shape "
+        f"{tuple(value.shape)}, the variable {tuple(variable.alias.shape)}: under this plan each "
+        "rank updates some of its elements, and keeps the state of those.",
+        thing=f"optimizer.state of {variable.name}",
+        value=tuple(value.shape),
+        remedy="Put a tensor of the variable's shape there, or remove the entry: the optimizer "
+        "begins it anew.",
+    )

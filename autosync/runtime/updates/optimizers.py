@@ -94,12 +94,13 @@ def make_first_state(optimizer: Optimizer) -> None:
             held.update(made.state)
 
 
-def has_stepped(optimizer: Optimizer) -> bool:
-    """Whether its state is more than the first one."""
-    states: Iterable[Mapping[str, Any]] = optimizer.state.values()
-    if isinstance(optimizer, torch.optim.Adagrad):
-        return any(float(state["step"]) > 0 for state in states if state)
-    return bool(optimizer.state)
+def has_begun(optimizer: Optimizer) -> bool:
+    """Whether it has stepped. Adagrad has a state before, and what only reads the state of a
+    parameter leaves an empty one."""
+    return any(
+        not isinstance(state, Mapping) or bool(state.get("step", state))
+        for state in optimizer.state.values()
+    )
 
 
 def _snapshot(optimizer: Optimizer) -> Settings:

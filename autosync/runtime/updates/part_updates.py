@@ -146,8 +146,6 @@ class FlatUpdate(PartUpdate):
     def _own(self, part: Part, key: str, value: Any) -> Any:
         if key in SCALARS or not isinstance(value, Tensor):
             return _copied(value)
-        if value.shape != part.variable.alias.shape:
-            raise _other_shape(part.variable, key, value)
         own = torch.zeros_like(part.value, dtype=value.dtype)
         for _, box in boxes_of(self.bucket, part.start, part.stop):
             box.view(own, part.start).copy_(value[box.region])
@@ -265,15 +263,3 @@ def check_sparse(optimizer: Optimizer, variable: VariableRecord) -> None:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _other_shape(variable: VariableRecord, key: str, value: Tensor) -> NotSupported:
-    return NotSupported(
-        f"the optimizer's state {key!r} of variable {variable.name!r} has shape "
-        f"{tuple(value.shape)}, the variable {tuple(variable.alias.shape)}: under this plan each "
-        "rank updates some of its elements, and keeps the state of those.",
-        thing=f"optimizer.state of {variable.name}",
-        value=tuple(value.shape),
-        remedy="Put a tensor of the variable's shape there, or remove the entry: the optimizer "
-        "begins it anew.",
-    )

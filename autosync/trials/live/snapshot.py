@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from autosync.extensions.offload.arena import host_memory
+from autosync.runtime.updates.optimizers import has_begun
 
 
 class Stateful(Protocol):
@@ -93,11 +94,13 @@ class BufferCopy:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
-    """State of an optimizer by parameter, and its groups without their parameters."""
+    """State of an optimizer by parameter, its groups without their parameters, and whether it has
+    stepped."""
 
     optimizer: Optimizer
     state: dict[Any, dict[str, Any]]
     groups: list[dict[str, Any]]
+    has_begun: bool
 
     def restore(self) -> None:
         self.optimizer.state.clear()
@@ -161,6 +164,7 @@ def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
             {name: saved(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ],
+        has_begun=has_begun(optimizer),
     )
 
 

@@ -13,6 +13,7 @@ from autosync.errors import NotSupported
 from autosync.exports import settings_for
 from autosync.exports.megatron import megatron_buckets
 from autosync.exports.settings import FrameworkName
+from autosync.graph import DType
 from autosync.search.designs import known_designs, torch_engines
 from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.simulator.sharded_strategy import sharded_by
@@ -109,6 +110,14 @@ def test_torchtitans_degrees() -> None:
     several = replace(DOMAIN, accumulate=4)
     (said,) = settings_for("torchtitan", ddp_of_size(several, 100 * MIB), several).deviations
     assert "all-reduces the gradients of each of the 4 batches" in said
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_torchtitan_has_parameters_of_two_types(dtype: DType) -> None:
+    variables = tuple(replace(v, dtype=dtype) for v in DOMAIN.graph.variables)
+    other = replace(DOMAIN, graph=replace(DOMAIN.graph, variables=variables))
+    with pytest.raises(NotSupported, match=f"its parameters are of {dtype}"):
+        settings_for("torchtitan", torch_engines.fsdp2(other), other)
 
 
 @pytest.mark.parametrize("hook", ["", "bf16", "powersgd"])

@@ -1,6 +1,6 @@
 import pytest
 
-from autosync.runtime.bundle_fit import matched_names, similar_names
+from autosync.runtime.bundle_fit import matched_names, modules_alike, similar_names
 
 OWN = ("layer.weight", "layer.bias")
 
@@ -51,3 +51,14 @@ def test_an_ambiguous_name_is_told_with_both() -> None:
     assert "'student.weight' or 'teacher.weight'" in told
     assert "not all names correspond" in similar_names("m.weight", ("m.weight", "x"), ("weight",))
     assert similar_names("gone", planned, ("weight",)) == ""
+
+
+def test_modules_are_found_behind_another_prefix_unless_several_may_be_meant() -> None:
+    assert modules_alike("layers.0", ["", "layers", "layers.0"]) == ["layers.0"]
+    assert modules_alike("layers.0", ["", "net.layers", "net.layers.0"]) == ["net.layers.0"]
+    assert modules_alike("net.layers.0", ["", "0", "layers", "layers.0"]) == ["layers.0"]
+    assert modules_alike("layers.0", ["", "student.layers.0", "the_teacher.layers.0"]) == [
+        "student.layers.0",
+        "the_teacher.layers.0",
+    ]
+    assert modules_alike("layers.0", ["", "layers", "layers.1"]) == []

@@ -91,6 +91,30 @@ def test_unsupported_clipping_is_refused(pair: Ranks, method: str) -> None:
         assert found == [""] * 3
 
 
+def of_doubles(rank: int, world: int) -> tuple[torch.dtype, float]:
+    """The type of the norm, and how far it is from torch's."""
+    alone, ours = make_model("mlp").double(), make_model("mlp").double()
+    model, optimizer, attachment = attached(
+        Case(method="zero"), world, model=ours, optimizer=make_optimizer("sgd", ours)
+    )
+    network = DistributedDataParallel(alone)
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank)).double()
+    inputs = inputs.to(next(alone.parameters()).device)
+    for each in (model, network):
+        each(inputs).square().sum().backward()
+    mine = autosync.clip_grad_norm_(model.parameters(), MAX_NORM)
+    theirs = nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
+    optimizer.step()
+    attachment.detach()
+    return mine.dtype, gap(mine, theirs)
+
+
+def test_the_norm_of_doubles_is_a_double(pair: Ranks) -> None:
+    for dtype, difference in pair.run(of_doubles):
+        assert dtype == torch.float64
+        assert difference < 1e-12
+
+
 def summed(rank: int, world: int) -> tuple[list[float], list[str]]:
     """By the way of NCCL, on a group of the one queue, and by the control group."""
     control = dist.group.WORLD

@@ -20,13 +20,15 @@ import autosync
 from autosync.bundle import load_bundle, make_bundle
 from autosync.cluster import Device
 from autosync.documents import from_json
+from autosync.errors import InvalidInput
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.search.designs.torch_engines import fsdp2
-from autosync.search.live.sharded_answers import no_room_beside_values
+from autosync.search.live.sharded_answers import check_untrained, no_room_beside_values
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SpaceName
 from autosync.simulator.memory.memory_check import most_peak_bytes
+from autosync.trials.live.snapshot import take_snapshot
 from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster, layered_graph
@@ -174,6 +176,24 @@ def test_what_would_be_lost_and_what_no_space_is_called_are_refused(pair: Ranks)
     for unsaved, unknown in pair.run(refused):
         assert "has stepped" in unsaved
         assert "no space is named 'fsdp'" in unknown
+
+
+def test_adagrad_has_not_stepped_before_its_first_step() -> None:
+    """It makes its state when it is made; what only reads a state leaves an empty one."""
+    model = nn.Linear(2, 1)
+    optimizers = [
+        torch.optim.Adagrad(model.parameters(), lr=0.1),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    ]
+    assert not optimizers[1].state[model.weight]
+    check_untrained(optimizers)
+    assert not any(one.has_begun for one in take_snapshot(model, optimizers).optimizers)
+    model(torch.ones(1, 2)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        with pytest.raises(InvalidInput, match="has stepped"):
+            check_untrained([optimizer])
+    assert all(one.has_begun for one in take_snapshot(model, optimizers).optimizers)
 
 
 def test_no_trial_takes_more_than_a_device_has() -> None:

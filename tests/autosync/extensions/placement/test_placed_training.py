@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, NotSupported
 from autosync.extensions.placement.attachment import PlacementAttachment
 from autosync.extensions.placement.document import (
     PlacedModule,
@@ -482,6 +482,76 @@ def told(rank: int, world: int) -> list[int]:
 
 def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
     assert pair.run(told) == [[1, 2]] * 2
+
+
+def test_gradients_in_half_precision_are_weighted_by_unrounded_shares() -> None:
+    from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
+
+    exchange = RowExchange(None, 1, (0.25, 0.75))
+    gradients = torch.tensor([[5.9375], [5.9375]], dtype=torch.bfloat16)  # a row of each rank
+    found = exchange.weighted(gradients.clone(), RowRoute((1, 1), (1, 1)))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, torch.stack((gradients[0] / 3, gradients[1])))
+
+
+class Rounding(nn.Module):
+    """In a batch it rounds otherwise, by the last bit of bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 2.0**-7) if len(x) > 1 else x
+
+
+def test_one_sample_may_be_rounded_otherwise_in_half_precision() -> None:
+    from autosync.extensions.placement.placed_forward import check_samples_alone
+
+    module, ones = Rounding(), torch.ones(2, 3)
+    check_samples_alone("rounding", module, module.forward, (ones.bfloat16(),), {})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_samples_alone("rounding", module, module.forward, (ones,), {})
+    with pytest.raises(NotSupported, match="depends on the others"):
+        check_samples_alone("rounding", module, module.forward, (ones,), {})
+    halves = batch(0, 0).bfloat16()
+    with pytest.raises(NotSupported, match="depends on the others"):
+        check_samples_alone("centred", module, lambda x: x - x.mean(0), (halves,), {})
+
+
+class Trimmed(nn.Module):
+    """A value decides how wide what it gives out is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out[:, : int(x[0, 0])]
+
+
+def trimmed(rank: int, world: int) -> list[str]:
+    from autosync.extensions.placement.placed_forward import PlacedForward
+    from autosync.extensions.placement.row_exchange import RowExchange
+    from autosync.runtime.transport.process_groups import open_groups, working_group
+
+    groups = open_groups(working_group(None))
+    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    module = make(Trimmed)
+    placed = PlacedForward("trimmed", module, evenly("trimmed", [0, 1]), exchange)
+    found = [
+        refusal(lambda: placed(torch.full((4, FEATURES), width)))  # noqa: B023
+        for width in (1.0 + rank, 1.0, 2.0)
+    ]
+    module.requires_grad_(False)
+    found.append(refusal(lambda: placed(torch.ones(4, FEATURES))))
+    groups.close()
+    return found
+
+
+def test_a_module_gives_out_one_form_on_all_ranks_and_in_every_call(pair: Ranks) -> None:
+    for first, second, third, frozen in pair.run(trimmed):
+        assert "gives out on rank 1 differs from rank 0's in shape" in first
+        assert not second
+        assert not frozen
+        assert "gives out has changed in shape" in third
 
 
 class Probe(nn.Module):

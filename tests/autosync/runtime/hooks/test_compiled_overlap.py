@@ -201,6 +201,18 @@ def test_more_regions_than_one_function_may_be_compiled_for() -> None:
     assert compiled.found == {*names}
 
 
+def test_regions_may_be_named_as_a_wrapper_around_the_model_has_them() -> None:
+    torch._dynamo.reset()
+    entry = CompiledRegions((("net.blocks.0", "net.blocks.1"), ("net.blocks.2",)))
+    model = tower()
+    compilation.check(model, entry, model)
+    compiled = compilation.attach(model, entry, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        model(torch.ones(2, 6))
+    assert compiled.found == {"blocks.0", "blocks.2"}
+
+
 def test_a_region_that_no_graph_contains_is_told_of() -> None:
     torch._dynamo.reset()
     model = tower()

@@ -22,7 +22,7 @@ from autosync.exports.ddp import ddp_buckets
 from autosync.runtime import torch_engines
 from autosync.runtime.fully_shard import check_shardable, named_values, retarget
 from autosync.runtime.updates.clipping import clip_before_step
-from autosync.runtime.updates.optimizers import has_stepped
+from autosync.runtime.updates.optimizers import has_begun
 from autosync.search.designs.bucket_sizes import ddp_of_size, ddp_of_sizes
 from autosync.search.designs.torch_engines import ddp_hooked, fsdp2, hsdp, zero2
 from autosync.strategy import Encoding, Strategy
@@ -201,7 +201,7 @@ def test_an_adagrad_begins_its_state_anew_on_the_parts() -> None:
     """Of torch's optimizers it alone has state before its first step."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)
-    assert not has_stepped(optimizer)
+    assert not has_begun(optimizer)
     whole = optimizer.state
     after = {name: nn.Parameter(p.detach()[:1].clone()) for name, p in model.named_parameters()}
     give_back = retarget(optimizer, named_values(model), after)
@@ -210,10 +210,10 @@ def test_an_adagrad_begins_its_state_anew_on_the_parts() -> None:
         assert optimizer.state[parameter]["sum"].equal(torch.full_like(parameter, 0.5))
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    assert has_stepped(optimizer)
+    assert has_begun(optimizer)
     give_back()
     assert optimizer.state is whole
-    assert not has_stepped(optimizer)
+    assert not has_begun(optimizer)
 
 
 def test_an_adagrad_that_has_stepped_is_refused() -> None:
