@@ -13,7 +13,15 @@ from autosync.plan.bucket_cutting import INDEX_BYTES
 from autosync.plan.plan_table import ALL_RANKS, team_table
 from autosync.search.space import Space
 from autosync.simulator.cost.network import network_of
-from autosync.strategy import Replica, even_replicas
+from autosync.strategy import (
+    AllReduce,
+    Replica,
+    Strategy,
+    VariableChoice,
+    even_replicas,
+    whole,
+)
+from autosync.verification import verify
 
 
 def server_weights(domain: Domain) -> NDArray[np.float64]:
@@ -96,6 +104,20 @@ def replica_layouts(domain: Domain, space: Space) -> tuple[tuple[Replica, ...], 
     if samples.sum() != batch or len(set(samples.tolist())) == 1:
         return (even,)
     return even, tuple(Replica(rank, int(n) / batch) for rank, n in enumerate(samples))
+
+
+def check_pins(domain: Domain, space: Space) -> None:
+    """Raises InvalidStrategy where no strategy of the domain can have the pinned choices."""
+    if not space.pins:
+        return
+    pins = {pin.variable: pin for pin in space.pins}
+    free = 1 + max(shard.group for pin in space.pins for shard in pin.shards)
+    others = (
+        VariableChoice(variable.name, whole(variable.shape), (AllReduce(free + place),))
+        for place, variable in enumerate(domain.graph.variables)
+    )
+    choices = tuple(pins.get(other.variable, other) for other in others)
+    verify(Strategy(choices, even_replicas(domain.world_size)), domain, allow_lossy=True)
 
 
 RING_ORDERS = 8

@@ -123,9 +123,9 @@ def check_pins(space: Space, domain: Domain) -> None:
                 remedy="The lengths must add up to that dimension (all elements for axis -1).",
             )
     if space.pins:
-        from autosync.search.designs import design_table  # loads numba
+        from autosync.search import domain_facts  # loads numba
 
-        design_table.check_pins(domain, space)
+        domain_facts.check_pins(domain, space)
 
 
 def check_scales(byte_scale: float, time_scale: float) -> None:

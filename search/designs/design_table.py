@@ -171,13 +171,6 @@ def with_pins(strategy: Strategy, space: Space) -> Strategy:
     return ordered(pinned, keys)
 
 
-def check_pins(domain: Domain, space: Space) -> None:
-    """Raises InvalidStrategy where no strategy of the domain can have the pinned choices."""
-    if space.pins:
-        others = known.all_reduce_per_variable(domain)
-        verify(with_pins(others, space), domain, allow_lossy=True)
-
-
 def keeps_pins(strategy: Strategy, space: Space) -> bool:
     """Whether pinned variables have their pinned choices, in messages of their own."""
     return with_pins(strategy, space).canonical().choices == strategy.canonical().choices

@@ -163,8 +163,7 @@ def tune(
         if unwritten:
             warnings.warn(f"one rank tunes nothing and does not write {unwritten}", stacklevel=2)
         log.info("one rank has nothing to synchronize")
-        made = in_ddp(model, optimizer, max_grad_norm, None, group, options, list)
-        return made, optimizer
+        return in_ddp(model, optimizer, max_grad_norm, None, group, options, list), optimizer
     patience = timedelta(minutes=minutes) + GRACE
     until = time.monotonic() + 60 * minutes
     with job_control(patience) as control:
@@ -391,8 +390,7 @@ def _searched(
         with warned_if_unwritten(keep), replaced_atomically(keep) as draft:
             draft.write_bytes(to_json(trials_of(outcome.ranked, domain.accumulate)).encode())
     answer = shipped_bundle(outcome, domain, pool.description)
-    begun = any(one.has_begun for one in pool.job.before.optimizers)
-    if answer.plan.sharding is not None and begun:
+    if answer.plan.sharding and any(one.has_begun for one in pool.job.before.optimizers):
         return Verdict(_keep_ddp(domain), answer=answer)
     return Verdict(answer)
 

@@ -12,8 +12,8 @@ from autosync.domain import MAX_DIMS, Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.registry import Entries
 from autosync.population import Option, synchronizer_row
-from autosync.search.designs.design_table import check_pins
 from autosync.search.domain_facts import (
+    check_pins,
     factor_costs,
     replica_layouts,
     ring_orders,

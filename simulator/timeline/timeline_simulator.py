@@ -45,7 +45,6 @@ from autosync.simulator.timeline.timeline_arrays import (
 )
 from autosync.torch_engine import FullyShard
 
-
 RAGGED = tuple(int(op) for op in Op if op.ragged)
 
 

@@ -161,8 +161,7 @@ def _predictions(
         "accuracy",
         "Predicted and measured",
         f"on the line the {tuning.simulator}{version} simulator is right",
-        "Predicted and measured step time of "
-        f"{counted(len(medians), 'strategy', 'strategies')}",
+        f"Predicted and measured step time of {counted(len(medians), 'strategy', 'strategies')}",
         (
             Plot(
                 Axis("predicted ms", "ms"),

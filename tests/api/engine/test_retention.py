@@ -29,7 +29,7 @@ from autosync.api.db.tables import (
 from autosync.api.engine import job_queue, queue_worker, retention, tuning_control
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.retention import prune, prune_versions
-from autosync.api.engine.simulator_store import trained_files
+from autosync.api.engine.simulator_store import lock_usable_version, trained_files
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
 from autosync.search.loop.outcome import TuningEvent
@@ -287,7 +287,7 @@ def test_the_version_of_a_tuning_that_is_resumed_while_versions_are_removed_is_k
 ) -> None:
     tuning_id = enqueue(database, replace(small_request(), simulator="learned"))
     job_queue.cancel(database, tuning_id)
-    looked = tuning_control.lock_usable_version
+    looked = lock_usable_version
 
     def look(session: Session, number: int) -> int:
         found = looked(session, number)

@@ -162,7 +162,7 @@ class TestCluster:
     def test_a_link_delays_by_a_finite_time(self, latency_us: float) -> None:
         nodes = grid_cluster(2).nodes
         link = Link((nodes[0].address, nodes[1].address), 1.0, latency_us)
-        with pytest.raises(InvalidInput, match="latency_us .*must be 0 or more") as caught:
+        with pytest.raises(InvalidInput, match=r"latency_us .*must be 0 or more") as caught:
             Cluster("linked", nodes, links=(link,))
         assert caught.value.remedy
 

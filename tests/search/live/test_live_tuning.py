@@ -491,9 +491,7 @@ def alone(rank: int, world: int, folder: str) -> dict[str, Any]:
     save = Path(folder) / "best.json"
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        network: Any = autosync.tune(
-            step, model, optimizer, max_grad_norm=CLIPPED, save=save
-        )[0]
+        network: Any = autosync.tune(step, model, optimizer, max_grad_norm=CLIPPED, save=save)[0]
     with network.no_sync():
         before = [p.detach().clone() for p in model.parameters()]
     step(network, optimizer)

@@ -3,6 +3,7 @@ checkpoint."""
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -248,11 +249,12 @@ def test_a_checkpoint_without_a_lost_peer_says_so(call: str) -> None:
     model = nn.Linear(2, 1)
     optimizer = optimizer_of("sgd", model)
     made = PlacementAttachment([], optimizer, RowExchange(None, 0, (1.0,)), LostPeers())
-    with pytest.raises(SynchronizationFailed, match="waits in .*A peer died") as failed:
-        if call == "model.state_dict()":
-            made._fill(model, {}, "", None)
-        else:
-            made._fill_optimizer_state(optimizer, {"state": {}})
+    gather: Callable[[], object] = {
+        "model.state_dict()": lambda: made._fill(model, {}, "", None),
+        "optimizer.state_dict()": lambda: made._fill_optimizer_state(optimizer, {"state": {}}),
+    }[call]
+    with pytest.raises(SynchronizationFailed, match=r"waits in .*A peer died") as failed:
+        gather()
     assert call in failed.value.message
 
 

@@ -221,7 +221,7 @@ def test_an_adagrad_that_has_stepped_is_refused() -> None:
     optimizer = torch.optim.Adagrad(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    with pytest.raises(InvalidInput, match="Adagrad.* holds state of 2 whole parameters"):
+    with pytest.raises(InvalidInput, match=r"Adagrad.* holds state of 2 whole parameters"):
         check_shardable(model, [optimizer], FullyShard((), 2), cast(Any, None))
 
 
@@ -305,5 +305,3 @@ def test_frozen_parameters_outside_of_the_model_stay_with_the_optimizer() -> Non
     held = optimizer.param_groups[0]["params"]
     assert held[0] is after["weight"]
     assert held[2] is outside
-
-
