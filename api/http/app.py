@@ -69,6 +69,7 @@ PAGES = (
     prediction_pages.router,
     service_routes.metrics_router,
 )
+ROUTERS = (*API, *PAGES, service_routes.open_router, pages.login_router)
 HEALTH_CONNECTIONS = 2
 """Of their own, which no other request can hold."""
 GRACE_SECONDS = 1

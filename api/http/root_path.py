@@ -50,10 +50,10 @@ def checked_root_path(text: str) -> str:
 
 def _is_of_service(path: str) -> bool:
     """Whether requests that a proxy has taken the path off already may begin with it again."""
-    from autosync.api.http.app import all_routes  # it imports this module
+    from autosync.api.http.app import ROUTERS  # it imports this module
 
-    routes = (getattr(route, "path", "") for route in all_routes())
-    return any(f"{each}/".startswith(f"{path}/") for each in ("/static", "/openapi.json", *routes))
+    paths = (getattr(route, "path", "") for router in ROUTERS for route in router.routes)
+    return any(f"{each}/".startswith(f"{path}/") for each in ("/static", "/openapi.json", *paths))
 
 
 class RootPathAddresses(Extension):

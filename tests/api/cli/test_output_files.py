@@ -1,12 +1,14 @@
-"""Results that cannot be written: found before the work, and never lost after it."""
+"""Results that cannot be written: found before the work, never lost after it. Where logs lie."""
 
 import resource
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from autosync.api.cli.commands import tune
 from autosync.api.cli.connection import connected
+from autosync.api.cli.console import log_path
 from autosync.api.cli.output_files import check_writable
 from autosync.api.db import Database
 from autosync.errors import InvalidInput
@@ -52,3 +54,19 @@ def test_an_answer_that_cannot_be_written_is_printed(
         tune.report(at.client, tuning_id, READ_ONLY, top=12, json=False)
     assert f"autosync export {tuning_id[:8]} -o FILE" in caught.value.remedy
     assert "Measured on: testbed (4 nodes)" in capsys.readouterr().out
+
+
+def test_logs_lie_in_the_users_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert log_path("tune").parent == tmp_path / "autosync"
+
+
+@pytest.mark.parametrize("state", ["/sys/state", "/dev/null/state"])
+def test_logs_lie_with_temporary_files_where_that_folder_cannot_be_made(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody makes folders there, not even root: as in a home that is read-only."""
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    assert log_path("tune").parent == Path(tempfile.gettempdir())

@@ -314,7 +314,7 @@ def of_sixteen_bits(rank: int, world: int) -> list[float]:
     (model(torch.tensor([5])).float().sum() * 2.0**-40).backward()
     optimizer.step()
     attachment.detach()
-    return [float(value) for table in model.parameters() for value in table[5]]
+    return [float(value) for table in model.parameters() for value in table[5].detach()]
 
 
 def test_rows_of_sixteen_bits_travel_as_they_are(pair: Ranks) -> None:
