@@ -7,12 +7,12 @@ MIB = 1 << 20
 
 
 def milliseconds(seconds: float | None) -> str:
-    """`12.3 ms`, with three or more significant digits; a dash for None."""
+    """`12.3 ms`, with two decimals below 10 ms and none from a second on; a dash for None."""
     if seconds is None:
         return "–"
     value = seconds * 1e3
     digits = 2 if value < 10 else 1 if value < 1000 else 0
-    return f"{value:,.{digits}f} ms"
+    return f"{round(value, digits) + 0.0:,.{digits}f} ms"  # 0.00, not -0.00
 
 
 def milliseconds_between(low_seconds: float, high_seconds: float) -> str:

@@ -58,7 +58,7 @@ def megatron_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
         flags |= {"--overlap-grad-reduce": True, "--ddp-bucket-size": size}
         if formed != {frozenset(message.variables) for message in messages}:
             deviations.append(
-                f"Megatron-LM fills buckets in the reverse order of parameters up to {size} "
+                f"Megatron-LM fills buckets in the reverse order of parameters up to {size:,} "
                 f"elements: {len(formed)} messages in place of the strategy's {len(messages)}."
             )
     if one_type(domain, "megatron") == "bfloat16":

@@ -122,6 +122,9 @@ def test_one_is_not_many_and_small_numbers_are_not_nothing() -> None:
     assert counted(1, "node") == "1 node"
     assert counted(0, "node") == "0 nodes"
     assert counted(12_000, "strategy", "strategies") == "12,000 strategies"
+    assert [milliseconds(each) for each in (-1e-9, 8.5e-4, 1.2345, None)] == [
+        "0.00 ms", "0.85 ms", "1,234 ms", "–",
+    ]  # fmt: skip
     numbers = (1234.5, 99.96, 35.25, 0.4125, 0.0)
     assert list(map(number_in_words, numbers)) == ["1,234", "100", "35.2", "0.412", "0"]
     percents = (87.4, 99.6, 99.97, 100.0, 103.2)
