@@ -7,7 +7,8 @@ from pathlib import Path
 from autosync.trials.request_names import BackendName, ComputeDevice
 
 CLI = (sys.executable, "-m", "autosync.api.cli.main")
-DATABASE = "autosync.db"
+DATABASE = "check-gpu.db"
+"""Not the usual autosync.db, which may be of other tunings: it is removed before each tuning."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -184,8 +184,11 @@ def test_a_tuning_that_made_no_tables_costs_no_other_stage(setting: Setting) -> 
 def test_trials_of_an_earlier_run_are_not_among_those_of_this_one(setting: Setting) -> None:
     for suffix in ("", "-wal"):
         (setting.folder / f"{DATABASE}{suffix}").touch()
+    other = setting.folder / "autosync.db"  # of who runs the command line in this folder
+    other.touch()
     run_stage(replace(scripted("pass"), name="tuning"), setting, 60.0)
     assert not list(setting.folder.glob(f"{DATABASE}*"))
+    assert other.is_file()
 
 
 def test_packages_that_are_missing_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
