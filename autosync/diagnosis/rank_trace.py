@@ -152,8 +152,8 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
         raise _refused(
             source,
             "has no kernels, though the job sends by NCCL",
-            remedy="Profile with ProfilerActivity.CUDA among the activities: the CPU's calls do "
-            "not tell how long a GPU computes and sends.",
+            remedy="Profile with ProfilerActivity.CUDA among the activities, and with no other "
+            "profiler on the GPU: the CPU's calls do not tell how long a GPU computes and sends.",
         )
     return RankTrace(
         found,
