@@ -1,6 +1,6 @@
 """Many strategies as ragged arrays (CSR), for the sampler, the compiler and the simulators."""
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -166,10 +166,10 @@ def concatenate(populations: Sequence[Population]) -> Population:
     layout, option, engine, ddp, extension = [], [], [], [], []
     for population in populations:
         codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
-        chosen = [options.setdefault(item, len(options)) for item in population.options]
-        _check_tables(layouts, options)
+        _check_layouts(len(layouts))
         layout.append(np.array(codes, dtype=np.uint8)[population.layout])
-        option.append(np.array(chosen, dtype=np.uint16)[population.option])
+        codes = [options.setdefault(item, len(options)) for item in population.options]
+        option.append(np.array(codes, dtype=np.uint16)[population.option])
         codes = [engines.setdefault(item, len(engines)) for item in population.engines]
         engine.append(np.array(codes, dtype=np.uint16)[population.engine])
         codes = [arguments.setdefault(item, len(arguments)) for item in population.ddp_arguments]
@@ -202,23 +202,20 @@ ORDER_WORDS = {code: word for word, code in ORDER_CODES.items()}
 METHODS = {int(method): method for method in Method}
 
 
-MOST_LAYOUTS, MOST_OPTIONS = 2**8, 2**16
-"""What a population's arrays can number."""
+MOST_LAYOUTS = 2**8
+"""What `layout` of a population can number."""
 
 
-def _check_tables(layouts: Sized, options: Sized) -> None:
-    """Raises InvalidInput where there are more than a population can number."""
-    for what, table, most in (
-        ("layouts of shares", layouts, MOST_LAYOUTS),
-        ("options of shards", options, MOST_OPTIONS),
-    ):
-        if len(table) > most:
-            raise InvalidInput(
-                f"the strategies have {len(table)} different {what}; a population holds {most}.",
-                thing="strategies",
-                value=len(table),
-                remedy="Give fewer strategies at once.",
-            )
+def _check_layouts(count: int) -> None:
+    """Raises InvalidInput where there are more layouts of shares than a population can number."""
+    if count > MOST_LAYOUTS:
+        raise InvalidInput(
+            f"the strategies have {count} different layouts of shares; a population holds "
+            f"{MOST_LAYOUTS}.",
+            thing="strategies",
+            value=count,
+            remedy="Give fewer strategies at once.",
+        )
 
 
 def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) -> Population:
@@ -243,7 +240,7 @@ def encode(strategies: "list[Strategy] | tuple[Strategy, ...]", domain: Domain) 
     carried = [extensions.setdefault(each.extensions, len(extensions)) for each in strategies]
     head = _columns([_strategy_row(strategy, layouts) for strategy in strategies], 5)
     row = _columns([row for s in strategies for row in _shard_rows(s, options)], 6)
-    _check_tables(layouts, options)
+    _check_layouts(len(layouts))
     positions = [p for s in strategies for p in s.schedule.positions or (0,) * s.shards]
     shape = (len(strategies), len(names))
     axes = [choice.partition.axis for of_one in choices for choice in of_one]
