@@ -145,7 +145,8 @@ def check_same_answers(folder: Path, name: str, line: Mapping[str, Contestant]) 
                 f"{row.role!r}.",
                 thing="domain",
                 value=name,
-                remedy=f"Remove its rows from {folder}/scales and measure all of them again.",
+                remedy=f"Remove its rows from scales.parquet and scales in {folder}, and measure "
+                "all of them again.",
             )
 
 
