@@ -93,7 +93,7 @@ def log_path(kind: str) -> Path:
 def log_to_file(kind: str) -> Path:
     """Send this process's log records to a file, created with the first of them."""
     path = log_path(kind)
-    handler = logging.FileHandler(path, delay=True)
+    handler = logging.FileHandler(path, delay=True, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)

@@ -9,7 +9,7 @@ from autosync.api.db.tables import ACTIVE, FINAL, EventRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
 from autosync.api.engine.job_queue import Claim
-from autosync.api.engine.simulator_store import lock_usable_version
+from autosync.api.engine.simulator_store import lock_simulator, lock_usable_version
 from autosync.api.spec import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.loop.outcome import TuningEvent
@@ -49,7 +49,8 @@ def resume(database: Database, tuning_id: str) -> str:
     ranks with the version of the simulator in use where its own was removed meanwhile.
 
     Raises:
-        NotFound: no such tuning. NotSupported: it has finished, or is being cancelled.
+        NotFound: no such tuning, or the simulator that it names was removed. InvalidInput: that
+            reads features of another version. NotSupported: it has finished, or is being cancelled.
     """
     with database.writing() as session:
         tuning = _locked(session, tuning_id)
@@ -61,6 +62,7 @@ def resume(database: Database, tuning_id: str) -> str:
         add_event(session, tuning_id, TuningEvent("waiting", GOES_ON))
         tuning.state = "running" if before == "pausing" else "queued"
         if before in FINAL:
+            lock_simulator(session, tuning.simulator)
             tuning.archived, tuning.error, tuning.finished_at = False, None, None
             tuning.held_seconds = 0.0  # it has all its time before it
             _replace_removed_version(session, tuning)

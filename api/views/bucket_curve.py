@@ -58,17 +58,11 @@ def _point(row: RankedStrategy, strategy: Strategy) -> BucketPoint:
     )
 
 
-def size_words(point: BucketPoint) -> str:
-    """`8`, `25 (default)`, or `7, 13, 42, 97`."""
-    if point.bucket_cap_mb is None:
-        return ", ".join(f"{each:g}" for each in point.bucket_cap_mb_list or ())
-    return f"{point.bucket_cap_mb:g}" + (" (default)" if point.is_default else "")
-
-
-def _mebibytes(point: BucketPoint) -> str:
-    """`25 MiB (default)`."""
-    words = size_words(point)
-    return f"{words.removesuffix(' (default)')} MiB{' (default)' if point.is_default else ''}"
+def size_words(point: BucketPoint, unit: str = "") -> str:
+    """`8`, `25 (default)`, or `7, 13, 42, 97`. unit: stands behind the numbers."""
+    sizes = point.bucket_cap_mb_list or [point.bucket_cap_mb or 0.0]
+    words = ", ".join(f"{each:g}" for each in sizes) + unit
+    return words + (" (default)" if point.is_default else "")
 
 
 def bucket_chart(curve: BucketCurve) -> Chart | None:
@@ -93,7 +87,7 @@ def bucket_chart(curve: BucketCurve) -> Chart | None:
             (
                 places[each.strategy_id],
                 getattr(each, of) * 1e3,
-                f"{_mebibytes(each)}, {counted(each.buckets, 'bucket')}: predicted "
+                f"{size_words(each, ' MiB')}, {counted(each.buckets, 'bucket')}: predicted "
                 f"{milliseconds(each.predicted_seconds)}, measured "
                 f"{milliseconds(each.step_seconds or 0.0)}",
             )
@@ -105,7 +99,8 @@ def bucket_chart(curve: BucketCurve) -> Chart | None:
         "Bucket sizes",
         "step time of torch's DDP by the size of its buckets",
         f"{len(measured)} sizes of buckets and {counted(len(shown) - len(measured), 'list')} of "
-        f"sizes; {_mebibytes(best)} is the fastest with {milliseconds(best.step_seconds or 0.0)}",
+        f"sizes; {size_words(best, ' MiB')} is the fastest with "
+        f"{milliseconds(best.step_seconds or 0.0)}",
         (
             Plot(
                 Axis("bucket_cap_mb", categories=tuple(names)),

@@ -1,5 +1,6 @@
 """Results that cannot be written: found before the work, never lost after it. Where logs lie."""
 
+import logging
 import resource
 import tempfile
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from autosync.api.cli.commands import tune
 from autosync.api.cli.connection import connected
-from autosync.api.cli.console import log_path
+from autosync.api.cli.console import log_path, log_to_file
 from autosync.api.cli.output_files import check_writable
 from autosync.api.db import Database
 from autosync.errors import InvalidInput
@@ -70,3 +71,19 @@ def test_logs_lie_with_temporary_files_where_that_folder_cannot_be_made(
     """Nobody makes folders there, not even root: as in a home that is read-only."""
     monkeypatch.setenv("XDG_STATE_HOME", state)
     assert log_path("tune").parent == Path(tempfile.gettempdir())
+
+
+def test_a_log_takes_names_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file whose name is no text, for instance."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    root = logging.getLogger()
+    level = root.level
+    path = log_to_file("tune")
+    handler = root.handlers[-1]
+    try:
+        root.warning("net\udce4 r\u00e9sum\u00e9")
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
+    assert "net\\udce4 r\u00e9sum\u00e9" in path.read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ from autosync.api.engine.retention import prune, prune_versions
 from autosync.api.engine.simulator_store import lock_usable_version, trained_files
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
+from autosync.errors import NotFound
 from autosync.search.loop.outcome import TuningEvent
 from tests.api.sample import claimed, finished, small_request
 from tests.api.simulator_versions import store_versions
@@ -197,6 +198,24 @@ def test_one_whose_version_was_removed_goes_on_with_the_one_in_use(
     assert files is not None
     assert (number, files[0]) == (3, "version-3")
     assert told[-1] == "version 2 of the simulator can no longer be used: version 3 ranks"
+
+
+def test_one_that_names_a_simulator_that_was_removed_is_not_resumed(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker would take it up, and fail it for that."""
+    monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
+    store_versions(sqlite)
+    tuning_id = enqueue(sqlite, replace(small_request(), simulator="version-1"))
+    job_queue.cancel(sqlite, tuning_id)
+    assert tuning_control.resume(sqlite, tuning_id) == "queued"
+    job_queue.cancel(sqlite, tuning_id)
+    with sqlite.writing() as session:
+        prune_versions(session)
+    with pytest.raises(NotFound, match="no trained simulator 'version-1'"):
+        tuning_control.resume(sqlite, tuning_id)
+    with sqlite.reading() as session:
+        assert session.get_one(TuningRow, tuning_id).state == "cancelled"
 
 
 def test_old_versions_go_but_the_newest(sqlite: Database) -> None:
