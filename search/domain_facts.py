@@ -14,6 +14,7 @@ from autosync.plan.plan_table import ALL_RANKS, team_table
 from autosync.search.space import Space
 from autosync.simulator.cost.network import network_of
 from autosync.strategy import (
+    AllGather,
     AllReduce,
     Replica,
     Strategy,
@@ -113,8 +114,12 @@ def check_pins(domain: Domain, space: Space) -> None:
     pins = {pin.variable: pin for pin in space.pins}
     free = 1 + max(shard.group for pin in space.pins for shard in pin.shards)
     others = (
-        VariableChoice(variable.name, whole(variable.shape), (AllReduce(free + place),))
-        for place, variable in enumerate(domain.graph.variables)
+        VariableChoice(
+            variable.name,
+            whole(variable.shape),
+            (AllGather(group) if variable.sparse else AllReduce(group),),
+        )
+        for group, variable in enumerate(domain.graph.variables, free)
     )
     choices = tuple(pins.get(other.variable, other) for other in others)
     verify(Strategy(choices, even_replicas(domain.world_size)), domain, allow_lossy=True)

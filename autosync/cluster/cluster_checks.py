@@ -45,13 +45,14 @@ def check_prices(name: str, nodes: Sequence["Node"], priced_on: str) -> None:
 
 def check_links(name: str, links: Sequence["Link"], known: set[str]) -> None:
     """Raises InvalidInput for a link of a node that is not known, without a bandwidth or with an
-    impossible latency, and for one that joins no two nodes or two that another link joins."""
-    joined: set[frozenset[str]] = set()
+    impossible latency, and for one that joins no two nodes or two that another link joins at other
+    numbers."""
+    joined: dict[frozenset[str], tuple[float, float | None]] = {}
     for link in links:
         _check_link(name, link, known)
-        pair = frozenset(link.nodes)
-        if len(pair) < 2 or pair in joined:
-            why = "are stated twice" if pair in joined else "are one node"
+        pair, numbers = frozenset(link.nodes), (link.bandwidth_gbps, link.latency_us)
+        if len(pair) < 2 or joined.setdefault(pair, numbers) != numbers:
+            why = "are stated twice, at other numbers" if pair in joined else "are one node"
             raise InvalidInput(
                 f"cluster {name!r}: the nodes {link.nodes} of a link {why}.",
                 thing="links",
@@ -59,7 +60,6 @@ def check_links(name: str, links: Sequence["Link"], known: set[str]) -> None:
                 remedy="State one link for each pair of nodes; the rate within a node is its "
                 "intra_bandwidth_gbps.",
             )
-        joined.add(pair)
 
 
 def _check_link(name: str, link: "Link", known: set[str]) -> None:

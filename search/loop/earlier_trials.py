@@ -119,10 +119,12 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
     kept = tuple(t for t in earlier.trials if _is_usable(t.strategy, domain, space))
     if not kept:
         raise InvalidInput(
-            f"none of the {len(earlier.trials)} strategies measured before runs on this domain.",
+            f"none of the {len(earlier.trials)} strategies measured before runs on this domain "
+            "and lies in the space.",
             thing="earlier trials",
             value=len(earlier.trials),
-            remedy="Give those of the same model on as many ranks, or tune without them.",
+            remedy="Give those of the same model on as many ranks, allow in the space what they "
+            "do, or tune without them.",
         )
     return EarlierTrials(kept, earlier.accumulate)
 

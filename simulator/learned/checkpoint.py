@@ -106,12 +106,14 @@ def weights_of(simulator: LearnedSimulator) -> bytes:
 
 
 def save_checkpoint(path: Path, simulator: LearnedSimulator, card: CheckpointCard) -> None:
-    """Write PATH.safetensors and PATH.json, each whole or not at all."""
+    """Write PATH.safetensors and PATH.json; both are drafts until both are written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced_atomically(path.with_suffix(".safetensors")) as draft:
-        draft.write_bytes(weights_of(simulator))
-    with replaced_atomically(path.with_suffix(".json")) as draft:
-        draft.write_bytes(f"{to_json(card)}\n".encode())
+    with (
+        replaced_atomically(path.with_suffix(".json")) as text,
+        replaced_atomically(path.with_suffix(".safetensors")) as weights,
+    ):
+        weights.write_bytes(weights_of(simulator))
+        text.write_bytes(f"{to_json(card)}\n".encode())
 
 
 def read_card(path: Path) -> CheckpointCard:

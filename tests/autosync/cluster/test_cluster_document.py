@@ -166,12 +166,14 @@ class TestCluster:
             Cluster("linked", nodes, links=(link,))
         assert caught.value.remedy
 
-    def test_a_link_joins_two_nodes_and_each_pair_has_one(self) -> None:
+    def test_a_link_joins_two_nodes_and_no_other_contradicts_it(self) -> None:
         nodes = grid_cluster(2).nodes
         first, second = (node.address for node in nodes)
         with pytest.raises(InvalidInput, match="are one node"):
             Cluster("linked", nodes, links=(Link((first, first), 1.0),))
-        both = (Link((first, second), 1.0), Link((second, first), 2.0))
+        there, back = Link((first, second), 1.0), Link((second, first), 1.0)
+        assert Cluster("linked", nodes, links=(there, back)).links == (there, back)
+        both = (there, replace(back, bandwidth_gbps=2.0))
         with pytest.raises(InvalidInput, match="are stated twice"):
             Cluster("linked", nodes, links=both)
 

@@ -298,6 +298,7 @@ def test_slices_that_would_be_millions_are_refused() -> None:
     with pytest.raises(InvalidStrategy, match="slices of 4 bytes") as caught:
         verify(replace(plain(domain), schedule=Schedule(slice_bytes=4)), domain)
     assert "40001 bytes or more" in caught.value.remedy
+    verify(replace(plain(domain), schedule=Schedule("ddp", slice_bytes=4)), domain)
     with pytest.raises(InvalidStrategy, match="slices of 4 bytes"):
         sample(domain, Space(slice_bytes=(0, 4)), 0, 1, seed=0)
 

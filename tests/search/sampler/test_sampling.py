@@ -418,6 +418,16 @@ def test_pins_that_no_strategy_can_have_are_refused(pins: list[VariableChoice], 
         sample(domain_of(), Space(pins=tuple(pins)), 0, 1, 0)
 
 
+def test_pins_are_kept_beside_sparse_gradients() -> None:
+    domain = domain_of(chain_graph(((100, 8), (16, 32)), sparse=(0,)))
+    pin = VariableChoice("v1", whole((16, 32)), (ReduceScatter(0),))
+    drawn = sample(domain, Space(pins=(pin,)), 0, 20, 0)
+    for index in range(len(drawn)):
+        strategy = decode(drawn, index, domain)
+        verify(strategy, domain)
+        assert replace(strategy.choices[1].shards[0], group=0) == ReduceScatter(0)
+
+
 def test_lossless_by_default() -> None:
     drawn = sample(domain_of(), Space(), 0, 300, 0)
     assert {drawn.options[code].encoding for code in set(drawn.option.tolist())} == {Encoding()}

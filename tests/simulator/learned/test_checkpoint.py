@@ -183,16 +183,22 @@ def test_neighbours_of_the_pruned_graph_are_joined() -> None:
     assert edges.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [2, 3], [3, 2]]
 
 
+@pytest.mark.parametrize(
+    "step", ["atomic_write.os.fsync", "simulator.learned.checkpoint.to_json"], ids=["first", "card"]
+)
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
-    simulators: dict[str, LearnedSimulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str,
+    simulators: dict[str, LearnedSimulator],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = saved(tmp_path, "none", simulators)
     before = file.read_bytes()
 
-    def full(descriptor: int) -> None:
+    def full(written: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr("autosync.atomic_write.os.fsync", full)
+    monkeypatch.setattr(f"autosync.{step}", full)
     with pytest.raises(OSError, match="no space left"):
         saved(tmp_path, "gat", simulators)
     assert file.read_bytes() == before
