@@ -354,6 +354,7 @@ class Engine:
     def _end_backward(self) -> None:
         """Variables without a gradient count as zero. If nothing continues during the next forward
         pass, gradients are complete when `backward()` returns, as with torch's DDP."""
+        self._expected_end = lambda: None  # a thread of a GPU may hold the pass a little longer
         if self.iteration.phase is not Phase.BACKWARD:
             return
         with torch.no_grad():
