@@ -142,8 +142,7 @@ class Engine:
         self.monitor.refusals.leave()
 
     def finish(self) -> None:
-        """At the end of the process, wait for the messages of the last `step()`. After an error in
-        the middle of an iteration, wait for nothing."""
+        """At the end of the process, wait for the last `step()`'s messages, if nothing failed."""
         monitor = self.monitor
 
         def ended() -> bool:
