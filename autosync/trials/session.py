@@ -252,7 +252,11 @@ def _attach(
     )
 
     def detach() -> None:
-        attachment.detach(keep_state=False)
+        try:
+            attachment.detach(keep_state=False)
+        finally:  # after a refusal, too: the next plan is for a whole model
+            for division in attachment.divisions:
+                division.renew()
 
     def abandon() -> None:
         monitor = attachment.engine.monitor
@@ -260,9 +264,7 @@ def _attach(
             if monitor.failure is None:
                 monitor.failure = SynchronizationFailed("the trial was abandoned.")
             monitor.condition.notify_all()
-        attachment.detach()
-        for division in attachment.divisions:
-            division.renew()
+        detach()
 
     return TrialAttachment(model, detach, abandon, attachment.engine.flush)
 

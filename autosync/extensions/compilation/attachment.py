@@ -44,14 +44,17 @@ def own_names(model: nn.Module, entry: CompiledRegions) -> dict[str, str]:
     around the model, or the model is in one itself.
 
     Raises:
-        NotSupported: the model has no such module.
+        NotSupported: the model has no such module, or several that it may be.
     """
     known = [name for name, _ in model.named_modules()]
     found = {}
     for name in (name for region in entry.regions for name in region):
         alike = modules_alike(name, known)
         if len(alike) != 1:
-            raise _refused(f"the model has no module {name!r}", name, "Tune for this model.")
+            why = f"the model has no module {name!r}"
+            if alike:
+                why = f"module {name!r} may be the model's {alike[0]!r} or {alike[1]!r}"
+            raise _refused(why, name, "Tune for this model.")
         found[name] = alike[0]
     return found
 

@@ -142,8 +142,7 @@ class Engine:
         self.monitor.refusals.leave()
 
     def finish(self) -> None:
-        """At the end of the process, wait for the messages of the last `step()`. After an error in
-        the middle of an iteration, wait for nothing."""
+        """At the end of the process, wait for the last `step()`'s messages, if nothing failed."""
         monitor = self.monitor
 
         def ended() -> bool:
@@ -354,6 +353,7 @@ class Engine:
     def _end_backward(self) -> None:
         """Variables without a gradient count as zero. If nothing continues during the next forward
         pass, gradients are complete when `backward()` returns, as with torch's DDP."""
+        self._expected_end = lambda: None  # a thread of a GPU may hold the pass a little longer
         if self.iteration.phase is not Phase.BACKWARD:
             return
         with torch.no_grad():

@@ -26,11 +26,13 @@ from autosync.extensions.placement.document import (
 )
 from autosync.extensions.placement.proposals import with_placement
 from autosync.extensions.placement.row_exchange import RowExchange
+from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica
+from autosync.trials import session
 from autosync.verification import verify
 from tests.autosync.runtime.distributing import largest_difference, refusal
 from tests.autosync.runtime.parts import gradient_of
@@ -278,6 +280,29 @@ def test_detach_gives_everything_back(pair: Ranks) -> None:
     for far, trained in pair.run(detached, bundle(PAIR["several"], 2)):
         assert far < 3e-6
         assert all(trained)
+
+
+def refused_trial(rank: int, world: int, given: Bundle) -> tuple[int, list[tuple[str, int]]]:
+    """How many parameters this rank lacks in a trial whose plan all ranks refuse, and the sizes of
+    all behind it."""
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make()
+    groups = session.ReusedGroups()
+    attached = session.attach(model, optimizer_of("sgd", model), given, 1.0, groups)
+    lacking = sum(not parameter.numel() for parameter in model.parameters())
+    plan = ATTACHED.plan_of(model)
+    assert plan is not None
+    dist.barrier()
+    plan.stop(NotSupported("on purpose."))
+    attached.detach()
+    groups.close()
+    return lacking, sizes_of(model)
+
+
+def test_a_model_is_whole_again_behind_a_trial_that_was_refused(pair: Ranks) -> None:
+    for lacking, sizes in pair.run(refused_trial, bundle(PAIR["several"], 2)):
+        assert lacking > 0
+        assert sizes == sizes_of(make())
 
 
 def orders_in_memory(rank: int, world: int, given: Bundle) -> list[bool]:

@@ -188,6 +188,9 @@ def test_a_region_of_another_model_and_a_compiled_model_are_refused() -> None:
         compilation.check(model, CompiledRegions((("blocks.9",),)), model)
     with pytest.raises(NotSupported, match=r"blocks\.0 is compiled already"):
         compilation.check(compiled, REGIONS, compiled)
+    two = nn.ModuleDict({"student": tower(), "teacher": tower()})
+    with pytest.raises(NotSupported, match=r"'student\.blocks\.0' or 'teacher\.blocks\.0'"):
+        compilation.check(two, REGIONS, two)
 
 
 def test_more_regions_than_one_function_may_be_compiled_for() -> None:
