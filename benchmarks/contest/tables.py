@@ -369,7 +369,7 @@ def unfinished_table(folder: Path, finished: Collection[str]) -> str:
             continue
         best: dict[str, list[float]] = {}
         for row in ContestFile(folder, facts.name).rows:
-            if row.step_seconds:
+            if row.step_seconds and row.kind == "search":
                 best.setdefault(row.competitor, []).append(row.step_seconds)
         tried = "; ".join(
             f"`{name}` {min(seconds) * 1e3:.1f} ({len(seconds)})" for name, seconds in best.items()

@@ -351,6 +351,7 @@ def test_a_domain_that_was_only_begun_is_told_apart(tmp_path: Path) -> None:
     unfinished = contest_tables(RECORDS / "unfinished")
     assert "`ddp` 177.6 (1)" in unfinished
     assert "times DDP" not in unfinished
+    assert "``" not in contest_tables(RECORDS / "fixed_in_advance"), "repeats are no trials"
     assert "holds no records" in contest_tables(tmp_path)
 
 
