@@ -23,8 +23,8 @@ class AnalyticSimulator:
     """AutoSync supplement, sections 1 to 3, mended where misprinted.
 
     T_sync is the sum over collectives (equation 3) plus, for parameter servers (equation 2), the
-    maximum over servers of each server's sum, so that load balance counts (on NCCL, where ranks run
-    one message after another whichever of them owns, of tables' rows alone). Both directions are
+    maximum over servers of each server's sum, so that load balance counts. On NCCL ranks run one
+    message after another, so there only rows of tables count by their server. Both directions are
     charged, replicas multiply traffic only without hierarchical reduction (then every rank sends
     for itself), and phi and delta are paid once a message, so that merging counts. It sees no
     schedule: neither readiness nor order nor overlap. What it predicts is that of a strategy that

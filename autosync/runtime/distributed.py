@@ -168,7 +168,7 @@ def distribute(
             with agreed_everywhere(group, device):
                 put.append(watch_iterations(optimizers[-1], shipped, bool(changed), logs, on_drift))
                 put += attach_beside(shipped.strategy.extensions, network, optimizers)
-        except Exception:
+        except Exception:  # whatever an extension or a peer raises: nothing stays on the model
             _remove(put)
             raise
         return put
@@ -228,7 +228,7 @@ def _add_beside(attached: AttachedEngine, beside: Callable[[], list[Removable]])
     """Where it cannot be added, every rank takes the plan off."""
     try:
         attached.handles += beside()
-    except Exception:
+    except Exception:  # it is raised again, once the plan is off
         with suppress(SynchronizationFailed):  # a peer is lost, too: the plan is off all the same
             attached.detach()
         raise

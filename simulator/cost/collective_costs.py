@@ -204,9 +204,9 @@ class _ClassCosts:
         return max(several, key=lambda each: _seconds_per_byte(each), default=None)
 
     def _of_collective(self, operation: Op, carried: Op, teams: Teams) -> list[_Class]:
-        """carried: the collective that moves messages of `operation`. One of an owner also counts
-        on the owner's own port: it passes all others as often, so that only tells owners apart
-        between which the links do not choose."""
+        """carried: the collective that moves messages of `operation`. Its bytes pass the ports of
+        all ranks alike, so loads of links do not tell owners apart. A message of an owner therefore
+        also counts on the owner's port alone, and searches spread variables over owners."""
         topology, nothing = self._slowest(teams), np.zeros(len(self.rates))
         if topology is None:  # each rank by itself: nothing travels
             return [_Class(operation, -1, 0.0, 0.0, 0.0, 0.0, nothing, NO_ROOT)]

@@ -48,7 +48,8 @@ class Network:
         slowest connection where connections have a rate of their own.
     equation_seconds_per_byte f64[K]: the network term of equation 2 (servers: the sum over
         workers) and equation 3 (collectives: over the lowest bandwidth).
-    server i16[K]: the owner a class works for (one of alike ones), -1 for collectives.
+    server i16[K]: the root of the messages of a class (one of alike ones); -1 without one, and for
+        collectives of NCCL's model.
     load f64[K, R]: seconds per byte that a resource is held; of alike ones that stand as one, the
         mean. resources: their names.
     utilization f64[K, U]: the same over seconds_per_byte, in [0, 1]. flows f64[K, U]: pairs of

@@ -139,6 +139,14 @@ def test_stopped_it_leaves_nothing_of_a_tuning_or_all_of_it(database: Database) 
     assert prune(database, 1) == 1
 
 
+def assert_kept_until_its_end(database: Database, tuning_id: str, kept: set[int]) -> None:
+    for left in (kept, {3}):
+        with database.writing() as session:
+            prune_versions(session)
+        assert kept_versions(database) == left
+        job_queue.cancel(database, tuning_id)
+
+
 def test_the_newest_versions_are_kept_and_those_in_use(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,12 +162,7 @@ def test_the_newest_versions_are_kept_and_those_in_use(
         assert session.get_one(TuningRow, waiting).simulator_version == 2
     with sqlite.writing() as session:
         session.add(SimulatorPromotionRow(number=3))
-    for left in ({2, 3}, {3}):
-        with sqlite.writing() as session:
-            prune_versions(session)
-        with sqlite.reading() as session:
-            assert set(session.scalars(select(SimulatorVersionRow.number))) == left
-        job_queue.cancel(sqlite, waiting)
+    assert_kept_until_its_end(sqlite, waiting, {2, 3})
 
 
 def test_a_version_that_a_tuning_asks_for_by_its_name_is_kept_until_its_end(
@@ -168,12 +171,7 @@ def test_a_version_that_a_tuning_asks_for_by_its_name_is_kept_until_its_end(
     monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
     store_versions(sqlite)
     waiting = enqueue(sqlite, replace(small_request(), simulator="version-1"))
-    for left in ({1, 3}, {3}):
-        with sqlite.writing() as session:
-            prune_versions(session)
-        with sqlite.reading() as session:
-            assert set(session.scalars(select(SimulatorVersionRow.number))) == left
-        job_queue.cancel(sqlite, waiting)
+    assert_kept_until_its_end(sqlite, waiting, {1, 3})
 
 
 def test_one_whose_version_was_removed_goes_on_with_the_one_in_use(
