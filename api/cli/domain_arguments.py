@@ -107,11 +107,20 @@ class ProfileChoice:
 
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
     """The profile file, a regression over several, or an estimate for the cluster's fastest device
-    type."""
+    type.
+
+    Raises:
+        InvalidInput: a file and a device type are both given, or what `profile_at` refuses.
+    """
+    from autosync.api.engine.request_checks import refuse_given
     from autosync.documents import from_json
     from autosync.domain import Profile
     from autosync.profiling import profile_at_batch
 
+    if choice.files:
+        refuse_given(
+            {"--device": choice.device}, "beside --profile, which names its own", "Give one of them."
+        )
     found = [
         from_json(Profile, read_bytes(file, "profile"), source=str(file))
         for file in choice.files or ()

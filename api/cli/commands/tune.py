@@ -161,7 +161,8 @@ def tune(
     domain: Domain | None = None
     estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
     if model is not None and cluster is not None:
-        refuse_unused(spec.compute, {"--profile": profile or None, **estimate})
+        assumed: dict[str, object] = {"--profile": profile or None, "--device": device, **estimate}
+        refuse_unused(spec.compute, assumed)
         settings = ComputeSettings(step_seconds=step_seconds, efficiency=efficiency)
         choice = ProfileChoice(profile, device, settings)
         domain = load_domain(model, cluster, batch, choice, optimizer)

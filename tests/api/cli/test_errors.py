@@ -55,6 +55,14 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             ("profile", "chain.json", "--device", "v100", "--iterations", "9"),
             ("--iterations has no effect on an estimate",),
         ),
+        (
+            (*RANKED, "--profile", "measured.json", "--device", "v100"),
+            ("--device has no effect beside --profile",),
+        ),
+        (
+            (*TUNED, "--compute", "kernels", "--device", "v100", "--launcher", "local"),
+            ("--device has no effect on kernels",),
+        ),
         (("tune",), ("MODEL",)),
         ((*TUNED, "--launcher", "command"), ("'command' is not set up here", "--prefix")),
         (
