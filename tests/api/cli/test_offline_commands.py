@@ -263,7 +263,6 @@ def test_import_of_a_step_that_depends_on_values(folder: Path) -> None:
     ("typed", "way"),
     [
         ("mine.py", "mine:tiny or mine:other:"),
-        ("mine.py:tiny", "mine:tiny:"),
         ("./mine:tiny", "mine:tiny:"),
         ("parts/net.py:build", "parts.net:build:"),
         ("../else/net.py:build", "net:build in the folder ../else:"),
@@ -314,10 +313,11 @@ def test_import_of_a_function_of_ones_own(folder: Path) -> None:
         "import torch\n\n\ndef tiny():\n"
         "    return torch.nn.Linear(4, 2), (torch.zeros(8, 4),), lambda y, x: y.sum()\n"
     )
-    autosync(folder, "import", "mine:tiny", "-o", "tiny.json")
-    graph = json.loads((folder / "tiny.json").read_text())
-    assert [variable["name"] for variable in graph["variables"]] == ["weight", "bias"]
-    assert graph["batch_size"] == 8
+    for named in ("mine:tiny", "mine.py:tiny"):  # the latter as `autosync diagnose` has it
+        autosync(folder, "import", named, "-o", "tiny.json")
+        graph = json.loads((folder / "tiny.json").read_text())
+        assert [variable["name"] for variable in graph["variables"]] == ["weight", "bias"]
+        assert (graph["name"], graph["batch_size"]) == ("tiny", 8)
 
 
 def test_import_of_an_onnx_file(folder: Path) -> None:
