@@ -118,9 +118,8 @@ def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice)
     from autosync.profiling import profile_at_batch
 
     if choice.files:
-        refuse_given(
-            {"--device": choice.device}, "beside --profile, which names its own", "Give one of them."
-        )
+        device_too = {"--device": choice.device}
+        refuse_given(device_too, "beside --profile, which names its own", "Give one of them.")
     found = [
         from_json(Profile, read_bytes(file, "profile"), source=str(file))
         for file in choice.files or ()
