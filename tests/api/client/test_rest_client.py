@@ -262,6 +262,24 @@ def test_events_go_on_where_the_connection_was_lost(service: Service, database: 
     assert [event.kind for event in story[-8:]] == ["confirm"] * 8
 
 
+def test_a_stream_that_is_cut_while_nothing_happens_is_made_again_as_often_as_it_takes() -> None:
+    """As by a proxy that lets no connection live for more than a minute, while a tuning waits."""
+    streams = [*[": still here\n\n"] * 20, "event: end\ndata: {}\n\n"]
+    kind = {"Content-Type": "text/event-stream"}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers=kind, text=streams.pop(0))
+
+    waited: list[float] = []
+    with Client(sleep=waited.append, transport=httpx.MockTransport(answer)) as client:
+        assert list(client.tunings.events("3f2a90c1")) == []
+        assert (streams, waited) == ([], [0.25] * 20)
+        streams += [""] * 5
+        with pytest.raises(ServiceUnreachable, match="the stream ended"):
+            list(client.tunings.events("3f2a90c1"))
+    assert streams == []
+
+
 def test_what_is_away_is_asked_again() -> None:
     waited: list[float] = []
     busy = (503, {"Retry-After": "5", "Content-Type": "application/problem+json"}, PROBLEM)
