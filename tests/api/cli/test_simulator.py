@@ -132,7 +132,8 @@ def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
     db = empty_database(tmp_path)
     checkpoint(tmp_path, LearnedSimulator())
     runner = CliRunner()
-    assert runner.invoke(app, ["add", "mine", str(tmp_path / "made.safetensors"), "--db", db])
+    added = ["add", "mine", str(tmp_path / "made.safetensors"), "--db", db]
+    assert runner.invoke(app, added).exit_code == 0
     shown = runner.invoke(app, ["versions", "--db", db, "--json"], catch_exceptions=False)
     assert json.loads(shown.stdout) == {"in_use": 0, "items": []}
     assert runner.invoke(app, ["promote", "0", "--db", db]).exit_code == 0
