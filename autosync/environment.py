@@ -51,8 +51,8 @@ ALLOWED = (
 srun, kubectl)."""
 
 SECRET_WORDS = ("TOKEN", "PASSWORD", "SECRET", "CREDENTIAL", "JWT")
-"""A variable with one of these words in its name is passed on only if it is asked for, by its name or by
-a pattern."""
+"""A variable with one of these words in its name is passed on only if it is asked for, by its
+name or by a pattern."""
 
 
 def allowed_environment(also: Iterable[str] = ()) -> dict[str, str]:
