@@ -1,7 +1,6 @@
 """`autosync.diagnose`: where the seconds of a running job's iterations go, and what could be
 gained."""
 
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,13 +22,13 @@ from autosync.diagnosis.rank_trace import INPUT_MARK, RankTrace
 from autosync.diagnosis.recording import counted_passes, timed_iterations, traced_iterations
 from autosync.diagnosis.report import Attainable, Diagnosis, LinkRate
 from autosync.domain import Domain
-from autosync.errors import AutosyncError, InvalidInput
+from autosync.errors import InvalidInput
 from autosync.runtime.attached_models import check_plain
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.designs import known_designs as designs
-from autosync.search.live.live_tuning import check_folders, own_timeout
+from autosync.search.live.live_tuning import check_folders, no_batches, own_timeout
 from autosync.search.live.message_costs import measure_message_costs
 from autosync.search.live.time_budget import collective_timeout
 from autosync.search.loop.design_candidates import known_designs
@@ -137,7 +136,8 @@ def diagnose(
         control.agreed(check)
         before = take_snapshot(model, optimizers, others, batches)
         try:
-            measured = _measured(control, step, model, optimizer, batches, iterations, report)
+            fetched = _stream_of(control, batches)
+            measured = _measured(control, step, model, optimizer, fetched, iterations, report)
             before.restore()
             notes, attainable, links = list(measured.notes), None, ()
             if (reason := _no_prediction(model, predict)) is not None:
@@ -153,9 +153,9 @@ def diagnose(
                     stated_device_type=device_type,
                 )
                 try:
-                    job.batches = control.agreed(lambda: _few(batches))
+                    job.batches = [] if fetched is None else [fetched.latest]
                     attainable, links = _predicted(job, batch_size, report)
-                except AutosyncError as error:  # agreed: on every rank
+                except Exception as error:  # agreed; of any type where this rank's step failed
                     notes.append(f"Nothing is predicted: {error}")
                 finally:
                     job.end_groups()
@@ -179,13 +179,12 @@ def _measured(
     step: Step,
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    batches: Iterable[Any] | None,
+    fetched: "_Batches | None",
     iterations: int,
     report: Callable[[str], None],
 ) -> Diagnosis:
     """Without a prediction; the same on every rank."""
     device = next(model.parameters()).device
-    fetched = control.agreed(lambda: _Batches(batches)) if batches is not None else None
 
     def run(number: int) -> None:
         if fetched is None:
@@ -246,14 +245,17 @@ class _Batches:
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
         self._stream: Iterator[Any] = iter(batches)
-        self._first = [self.next()]
+        self._ahead: list[Any] = []
+        self.latest: Any = None
+        self._ahead.append(self.next())
 
     def next(self) -> Any:
-        """The next batch."""
-        if self.__dict__.get("_first"):
-            return self._first.pop()
+        """The next batch, which then is the latest."""
+        if self._ahead:
+            return self._ahead.pop()
         for _ in range(2):
             for batch in self._stream:
+                self.latest = batch
                 return batch
             self._stream = iter(self._batches)
         raise InvalidInput(
@@ -264,8 +266,19 @@ class _Batches:
         )
 
 
-def _few(batches: Iterable[Any] | None) -> list[Any]:
-    return [] if batches is None else list(itertools.islice(batches, 1))
+def _stream_of(control: ControlGroup, batches: Iterable[Any] | None) -> _Batches | None:
+    """None where no rank was given batches.
+
+    Raises:
+        InvalidInput: a rank has no batch, or was given none where others were.
+    """
+    fetched: _Batches | None = control.agreed(
+        lambda: None if batches is None else _Batches(batches)
+    )
+    given = control.gathered(fetched is not None)
+    if any(given) and not all(given):
+        raise no_batches(f"rank {given.index(False)} was given no batches, others were.", batches)
+    return fetched
 
 
 def _no_prediction(model: nn.Module, predict: bool) -> str | None:

@@ -264,17 +264,17 @@ def sampled_batches(control: ControlGroup, batches: Iterable[Any] | None) -> lis
     def draw() -> list[Any]:
         drawn = [] if batches is None else list(itertools.islice(batches, MOST_BATCHES))
         if batches is not None and not drawn:
-            raise _no_batches("batches is empty.", batches)
+            raise no_batches("batches is empty.", batches)
         return drawn
 
     drawn: list[Any] = control.agreed(draw)
     counts = control.gathered(len(drawn))
     if max(counts) and not min(counts):
-        raise _no_batches(f"rank {counts.index(0)} was given no batches, others were.", batches)
+        raise no_batches(f"rank {counts.index(0)} was given no batches, others were.", batches)
     return drawn[: min(counts)]
 
 
-def _no_batches(why: str, batches: object) -> InvalidInput:
+def no_batches(why: str, batches: object) -> InvalidInput:
     return InvalidInput(
         why,
         thing="batches",

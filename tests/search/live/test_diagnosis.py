@@ -96,18 +96,45 @@ def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
 
 
 def _unmeasured(rank: int, world: int) -> list[str]:
+    """Its iterator has no batch beyond those of the measured iterations."""
     model, optimizer = _made("ddp")
     error = InvalidInput("no line fits these samples.", thing="samples")
+    measured = diagnosis.WARM_UP + 1 + 2 * ITERATIONS
+    batches = iter([batch_of(rank, number) for number in range(measured)])
     with patch.object(diagnosis, "measure_message_costs", side_effect=error):
-        step = step_on(batch_of(rank, 0))
-        found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS)
+        found = autosync.diagnose(
+            _batch_step, model, optimizer, batches=batches, iterations=ITERATIONS
+        )
     return list(found.notes)
+
+
+def _batch_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    step_on(batch)(model, optimizer)
 
 
 def test_without_a_prediction_every_rank_has_the_rest(pair: Ranks) -> None:
     first, second = pair.run(_unmeasured)
     assert first == second
     assert "Nothing is predicted: no line fits these samples." in first
+
+
+def _fails_on_the_bare_model(rank: int, world: int) -> list[str]:
+    model, optimizer = _made("ddp")
+    plain = step_on(batch_of(rank, 0))
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if rank == 1 and not isinstance(model, DistributedDataParallel):
+            raise AttributeError("no attribute 'module'")
+        plain(model, optimizer)
+
+    return list(autosync.diagnose(step, model, optimizer, iterations=ITERATIONS).notes)
+
+
+def test_a_step_that_fails_on_the_bare_model_leaves_what_was_measured(pair: Ranks) -> None:
+    first, second = pair.run(_fails_on_the_bare_model)
+    assert first == second
+    why = "Nothing is predicted: rank 1 cannot tune: AttributeError: no attribute 'module'"
+    assert why in first
 
 
 def _one_sleeps(rank: int, world: int, where: str) -> dict[str, Any]:
@@ -162,6 +189,8 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
     options: dict[str, Any] = {"save": f"{folder}/page.pdf"} if how == "save" else {}
     if how == "batches":
         options = {"batches": []}
+    if how == "one":
+        options = {"batches": [batch_of(0, 0)] if rank == 0 else None}
     if how == "iterations":
         options = {"iterations": 0}
     given = step if how == "step" else step_on(batch_of(rank, 0))
@@ -174,6 +203,7 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
         ("step", "no such shape"),
         ("save", "page.pdf' names no format"),
         ("batches", "batches is empty"),
+        ("one", "rank 1 was given no batches"),
         ("iterations", "iterations is 0"),
     ],
 )
