@@ -33,11 +33,12 @@ from autosync.search.live.message_costs import measure_message_costs
 from autosync.search.live.time_budget import collective_timeout
 from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import DDP
-from autosync.search.loop.ranking import rank
+from autosync.search.loop.ranking import SHORTLIST_SIZE, materialize, rank
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.limit import iteration_limit
+from autosync.simulator.memory.memory_check import fitting_rows
 from autosync.trials.live.job import ControlGroup, LiveJob, Step, job_control
 from autosync.trials.live.job_cluster import device_type_of, measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
@@ -336,15 +337,18 @@ def _predicted(
 
 
 def attainable_in(domain: Domain) -> Attainable:
-    """The limit of a domain, and the best of designs and sampled strategies by prediction."""
+    """The limit of a domain, and the best by prediction of designs and sampled strategies that fit
+    the devices' memory; torch's DDP in any case."""
     simulator = default_simulator()
     space = Space(sharded_parameters=False)
     known = known_designs(domain, space, simulator)
-    sampled = rank(domain, space, simulator, PROPOSALS, 0, 1)
+    sampled = rank(domain, space, simulator, PROPOSALS, 0, SHORTLIST_SIZE)
     ddp = next(each.predicted_seconds for each in known if each.origin == DDP)
     best = min(known, key=lambda each: each.predicted_seconds)
     limit = iteration_limit(domain)
     name, seconds = best.origin, best.predicted_seconds
-    if len(sampled.seconds) and sampled.seconds[0] < seconds:
-        name, seconds = f"a sampled strategy ({sampled.index[0]})", float(sampled.seconds[0])
+    fitting = fitting_rows(domain, materialize(sampled, domain, space)).tolist()
+    if fitting and sampled.seconds[fitting[0]] < seconds:
+        name = f"a sampled strategy ({sampled.index[fitting[0]]})"
+        seconds = float(sampled.seconds[fitting[0]])
     return Attainable(limit.seconds, limit.tightest, seconds, name, ddp, simulator.name)

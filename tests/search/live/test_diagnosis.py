@@ -17,9 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import autosync
+from autosync.cluster import Device
 from autosync.errors import InvalidInput
 from autosync.search.live import diagnosis
+from autosync.search.live.diagnosis import attainable_in
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.domains import domain_of, grid_cluster
 from tests.search.live.live_training import (
     Tiny,
     batch_of,
@@ -28,6 +31,7 @@ from tests.search.live.live_training import (
     refusal_of,
     step_on,
 )
+from tests.simulator.worked_examples import on_devices
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -116,6 +120,13 @@ def test_without_a_prediction_every_rank_has_the_rest(pair: Ranks) -> None:
     first, second = pair.run(_unmeasured)
     assert first == second
     assert "Nothing is predicted: no line fits these samples." in first
+
+
+def test_what_does_not_fit_the_devices_is_not_attainable() -> None:
+    slow = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))
+    with patch.object(diagnosis, "PROPOSALS", 64):
+        found = attainable_in(on_devices(slow, Device("cpu", 2, memory_gb=1e-6)))
+    assert (found.best, found.best_seconds) == ("ddp", found.ddp_seconds)
 
 
 def _fails_on_the_bare_model(rank: int, world: int) -> list[str]:
