@@ -12,6 +12,7 @@ from autosync.search.loop.ranking import RankingContext
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.sources import drawn_shortlist
 from autosync.search.loop.tuning_store import Phase
+from autosync.search.sampler.sampling import most_draws
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
 
@@ -22,7 +23,8 @@ SEARCH_SHARE = 0.6
 """Of what is left when the search begins; the rest is for the confirmation."""
 
 RANKING_SHARE = 0.25
-"""Of the search's time, at most: the other ranks wait meanwhile."""
+"""Of the search's time, at most, for random draws: the other ranks wait meanwhile. Each local search
+looks at no more strategies than are drawn."""
 
 FEWEST_TRIALS = 8
 """Strategies that shall fit into the search's time, at the cost of fewer iterations each."""
@@ -62,7 +64,8 @@ def with_fewer_iterations(settings: Settings, step_seconds: float, seconds: floa
     usual = settings.warmup + settings.iterations
     if steps >= usual:
         return settings
-    return replace(settings, warmup=1, iterations=max(2, steps - 1))
+    warmup, iterations = min(1, settings.warmup), min(settings.iterations, max(2, steps - 1))
+    return replace(settings, warmup=warmup, iterations=iterations)
 
 
 def with_fewer_proposals(
@@ -76,7 +79,8 @@ def with_fewer_proposals(
 ) -> Settings:
     """The settings, with fewer proposals a round where ranking them would take more than its share
     of the time until `until`, as a small ranking shows, which also loads what ranking needs."""
-    if settings.proposals <= FEWEST_PROPOSALS:
+    wanted = most_draws(space, settings.proposals)
+    if wanted <= FEWEST_PROPOSALS:
         return settings
     context = RankingContext(domain, simulator)
 
@@ -90,8 +94,8 @@ def with_fewer_proposals(
     rounds = -(-settings.budget // ROUND_TRIALS)
     seconds = RANKING_SHARE * SEARCH_SHARE * max(0.0, until - clock())
     affordable = max(FEWEST_PROPOSALS, int(seconds / (rounds * max(each_seconds, 1e-9))))
-    if affordable >= settings.proposals:
+    if affordable >= wanted:
         return settings
-    text = f"there is time to rank {affordable} of {settings.proposals} proposals a round"
+    text = f"there is time to rank {affordable} of {wanted} proposals a round"
     on_event(TuningEvent("ranking", text, 0, affordable))
     return replace(settings, proposals=affordable)
