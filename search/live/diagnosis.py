@@ -39,7 +39,7 @@ from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import fitting_rows
-from autosync.trials.live.job import ControlGroup, LiveJob, Step, job_control
+from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_stateful, job_control
 from autosync.trials.live.job_cluster import device_type_of, measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot
@@ -100,7 +100,8 @@ def diagnose(
 
     Raises:
         InvalidInput: the model follows a plan of AutoSync's; the step fails on a rank; `batches` is
-            empty; `iterations` is below 1; `save` ends in none of the three, or cannot be written.
+            empty, or only some ranks have them; one of `others` has no state to put back;
+            `iterations` is below 1; `save` ends in none of the three, or cannot be written.
         SynchronizationFailed: a rank died.
     """
     group = working_group(None)
@@ -116,6 +117,7 @@ def diagnose(
 
     def check() -> None:
         check_plain(unwrapped(model), optimizers)
+        check_stateful(others)
         if iterations < 1:
             raise InvalidInput(
                 f"iterations is {iterations}: nothing would be timed.",

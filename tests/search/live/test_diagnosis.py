@@ -202,6 +202,8 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
         options = {"batches": []}
     if how == "one":
         options = {"batches": [batch_of(0, 0)] if rank == 0 else None}
+    if how == "others":
+        options = {"others": [iter(())]}
     if how == "iterations":
         options = {"iterations": 0}
     given = step if how == "step" else step_on(batch_of(rank, 0))
@@ -215,6 +217,7 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
         ("save", "page.pdf' names no format"),
         ("batches", "batches is empty"),
         ("one", "rank 1 was given no batches"),
+        ("others", "others[0] (tuple_iterator) has no state_dict"),
         ("iterations", "iterations is 0"),
     ],
 )
