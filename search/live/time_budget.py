@@ -23,8 +23,8 @@ SEARCH_SHARE = 0.6
 """Of what is left when the search begins; the rest is for the confirmation."""
 
 RANKING_SHARE = 0.25
-"""Of the search's time, at most, for random draws: the other ranks wait meanwhile. Each local search
-looks at no more strategies than are drawn."""
+"""Of the search's time, at most, for random draws: the other ranks wait meanwhile. Searches from
+measured strategies look at no more than are drawn; designs are refined beside that, once."""
 
 FEWEST_TRIALS = 8
 """Strategies that shall fit into the search's time, at the cost of fewer iterations each."""
