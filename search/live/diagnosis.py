@@ -22,7 +22,7 @@ from autosync.diagnosis.rank_trace import INPUT_MARK, RankTrace
 from autosync.diagnosis.recording import counted_passes, timed_iterations, traced_iterations
 from autosync.diagnosis.report import Attainable, Diagnosis, LinkRate
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput
 from autosync.runtime.attached_models import check_plain
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.hooks.torch_compile import is_compiled
@@ -158,7 +158,7 @@ def diagnose(
                 try:
                     job.batches = [] if fetched is None else [fetched.latest]
                     attainable, links = _predicted(job, batch_size, report)
-                except Exception as error:  # agreed; of any type where this rank's step failed
+                except AutosyncError as error:  # agreed: on every rank
                     notes.append(f"Nothing is predicted: {error}")
                 finally:
                     job.end_groups()
@@ -307,22 +307,22 @@ def _predicted(
     """What is attainable, on rank 0; the measured rates of links, on every rank."""
     control = job.control
     report("recording the model's operations, and measuring links")
-    own_type = control.agreed(lambda: device_type_of(job.device, job.stated_device_type))
-    recorded = control.agreed(lambda: record_job(job, batch_size, own_type))
+    own_type = _agreed(control, lambda: device_type_of(job.device, job.stated_device_type))
+    recorded = _agreed(control, lambda: record_job(job, batch_size, own_type))
     slowest = max(control.gathered(recorded.step_seconds))
     job.timeout = collective_timeout(own_timeout(job), slowest, Settings().timeout_seconds)
     job.renew_groups()
-    cluster = control.agreed(lambda: measure_cluster(job, recorded.step_seconds))
+    cluster = _agreed(control, lambda: measure_cluster(job, recorded.step_seconds))
     rates = [LinkRate("hosts", min(n.bandwidth_gbps for n in cluster.nodes))]
     inside = [n.intra_bandwidth_gbps for n in cluster.nodes if n.intra_bandwidth_gbps]
     links = (rates if len(cluster.nodes) > 1 else []) + (
         [LinkRate("ranks of a host", min(inside))] if inside else []
     )
-    domain = control.agreed(lambda: recorded.domain_on(cluster))
+    domain = _agreed(control, lambda: recorded.domain_on(cluster))
     report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)
-        return control.agreed(lambda: None), tuple(links)
+        return _agreed(control, lambda: None), tuple(links)
 
     def attainable() -> Attainable:
         pool = JobPool(job, "job")
@@ -334,8 +334,20 @@ def _predicted(
         report(f"ranking {PROPOSALS:,} strategies by prediction")
         return attainable_in(measured)
 
-    found: Attainable | None = control.agreed(attainable)  # as the others, once they are dismissed
+    found: Attainable | None = _agreed(control, attainable)  # as the others, once dismissed
     return found, tuple(links)
+
+
+def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:
+    """As `ControlGroup.agreed`; what a task raises is an AutosyncError on its own rank, too, so
+    that all ranks go on without a prediction."""
+    try:
+        return control.agreed(task)
+    except AutosyncError:
+        raise
+    except Exception as error:  # of any type: the step is the user's own
+        text = f"{type(error).__name__}: {error}"
+        raise InvalidInput(text, thing="prediction", value=text) from error
 
 
 def attainable_in(domain: Domain) -> Attainable:
