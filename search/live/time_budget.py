@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.search.loop.proposing import ROUND_TRIALS
 from autosync.search.loop.ranking import RankingContext
@@ -15,6 +16,11 @@ from autosync.search.loop.tuning_store import Phase
 from autosync.search.sampler.sampling import most_draws
 from autosync.search.space import Space
 from autosync.simulator.simulator_contract import Simulator
+
+GRACE = timedelta(minutes=10)
+"""How long beyond the tuning's time ranks wait for what rank 0 says next."""
+
+MOST_MINUTES = 365 * 24 * 60
 
 PROBE_SHARE = 0.1
 """Of the time, at most, for what messages cost."""
@@ -49,6 +55,22 @@ class TimeBudget:
     def over(self, phase: Phase) -> bool:
         """The tuning loop's stop rule."""
         return self.clock() >= (self.search_until if phase == "search" else self.until)
+
+
+def patience_of(minutes: float) -> timedelta:
+    """How long ranks wait for rank 0 in a tuning of so many minutes.
+
+    Raises:
+        InvalidInput: `minutes` is negative, NaN, or more than a year.
+    """
+    if not 0 <= minutes <= MOST_MINUTES:
+        raise InvalidInput(
+            f"minutes is {minutes}: no time that a tuning may take.",
+            thing="minutes",
+            value=minutes,
+            remedy="Give minutes from 0 to those of a year, 5 by default.",
+        )
+    return timedelta(minutes=minutes) + GRACE
 
 
 def collective_timeout(own: timedelta, step_seconds: float, trial_seconds: float) -> timedelta:

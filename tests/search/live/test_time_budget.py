@@ -8,13 +8,16 @@ import pytest
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.population import Population
 from autosync.search.live.time_budget import (
     FEWEST_PROPOSALS,
+    GRACE,
     RANKING_SHARE,
     SEARCH_SHARE,
     TimeBudget,
     collective_timeout,
+    patience_of,
     with_fewer_iterations,
     with_fewer_proposals,
 )
@@ -87,6 +90,13 @@ def test_of_sizes_of_buckets_nothing_is_drawn_that_could_be_ranked() -> None:
         SETTINGS, domain_of(), SPACES["buckets"], simulator, 30.0, events.append, simulator.clock
     )
     assert (found, events, simulator.now) == (SETTINGS, [], 0.0)
+
+
+@pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf"), 1e9])
+def test_minutes_that_are_no_time_are_refused(minutes: float) -> None:
+    with pytest.raises(InvalidInput, match="minutes is"):
+        patience_of(minutes)
+    assert patience_of(0) == GRACE
 
 
 @pytest.mark.parametrize(("now", "search", "confirm"), [(9, 0, 0), (10, 1, 0), (20, 1, 1)])
