@@ -103,6 +103,17 @@ def test_a_tuning_that_is_not_at_its_end_stays_without_its_old_events(database: 
         assert [row.message for row in session.scalars(select(EventRow))] == ["just now"]
 
 
+def test_a_tuning_keeps_the_chances_that_it_was_given_long_ago(database: Database) -> None:
+    tuning_id = enqueue(database, small_request())
+    job_queue.cancel(database, tuning_id)
+    assert tuning_control.resume(database, tuning_id) == "queued"
+    aged(database, tuning_id)
+    prune(database, 1)
+    with database.reading() as session:
+        held = job_queue.Claim(tuning_id, tuning_control.MOST_CLAIMS + 1)
+        tuning_control.refuse_hopeless(session, held)
+
+
 def test_one_that_is_tried_again_meanwhile_stays(database: Database) -> None:
     held, _ = claimed(database, small_request())
     job_queue.fail(database, held, "for once")
