@@ -80,6 +80,16 @@ def test_more_sockets_carry_more_where_connections_hold_messages_back() -> None:
     assert predicted(domain, sockets) < predicted(domain)
 
 
+def test_what_a_strategy_leaves_out_is_as_the_clusters_jobs_set_it() -> None:
+    jobs = NcclKnobs(socket_threads=4, sockets_per_thread=4)
+    domain = replace(DOMAIN, cluster=replace(ON_TCP, connection_gbps=1.0, nccl=jobs))
+    assert predicted(domain, NcclKnobs(pxn=False)) == pytest.approx(predicted(domain))
+    one = NcclKnobs(socket_threads=1)
+    bare = replace(domain, cluster=replace(domain.cluster, nccl=None))
+    assert predicted(domain, one) == pytest.approx(predicted(bare))
+    assert predicted(domain, one) > predicted(domain)
+
+
 def test_an_algorithm_that_runs_nowhere_there_is_refused() -> None:
     a100 = replace(DOMAIN, cluster=cluster("a100", 8, 4, "infiniband"))
     with pytest.raises(InvalidInput, match="all_reduce cannot run by algorithm NVLSTree"):
