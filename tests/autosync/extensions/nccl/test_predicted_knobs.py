@@ -13,6 +13,7 @@ from autosync.extensions.nccl.verification import describe
 from autosync.nccl_knobs import NcclKnobs, NcclRange
 from autosync.population import encode
 from autosync.search.designs.known_designs import ddp
+from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.backends.nccl import collective_times
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.simulator.topology import topology_of
@@ -72,6 +73,16 @@ def test_fewer_ctas_slow_messages_and_give_compute_back() -> None:
     felt = replace(DOMAIN.cluster, overlap_slowdown=0.4)
     hidden = domain_of(chain_graph(((1000, 1000),) * 20), felt, 1000.0)
     assert predicted(hidden, few) < predicted(hidden)
+
+
+def test_the_analytic_model_knows_what_knobs_change() -> None:
+    few = NcclKnobs(max_ctas=4)
+    population = encode([all_reduced(DOMAIN), all_reduced(DOMAIN, few)], DOMAIN)
+    plain, slower = AnalyticSimulator().predict(DOMAIN, population)
+    assert slower > plain
+    stated = replace(DOMAIN, cluster=replace(DOMAIN.cluster, nccl=few))
+    same = AnalyticSimulator().predict(stated, encode([all_reduced(stated)], stated))
+    assert same == pytest.approx([slower])
 
 
 def test_more_sockets_carry_more_where_connections_hold_messages_back() -> None:
