@@ -15,6 +15,7 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.compute_time import compute_factors, update_seconds_of_buckets
+from autosync.simulator.cost.message_classes import SERVER_OPERATIONS
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import restated_domain, slowdown
 from autosync.simulator.numba_cache import Kernel
@@ -190,14 +191,15 @@ def _messages(plans: PlanTable, played: Played, index: int, base: float) -> list
     found = []
     for message in range(len(played.arrived)):
         row = first + message
+        operation = Op(plans.operation[row])
         teams = plans.teams[plans.ranks[row]]
         ranks = {rank for team in teams for rank in team}
-        if plans.root[row] >= 0:
+        if operation in SERVER_OPERATIONS:  # else nodes without the root do without it
             ranks.add(int(plans.root[row]))
         found.append(
             MessageInterval(
                 message=message,
-                operation=Op(plans.operation[row]).name.lower(),
+                operation=operation.name.lower(),
                 channel=Channel(plans.channel[row]).name.lower(),
                 wire_bytes=int(plans.wire_bytes[row]),
                 ranks=tuple(sorted(ranks)),

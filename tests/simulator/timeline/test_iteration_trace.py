@@ -23,7 +23,7 @@ from autosync.simulator.timeline.trace_comparison import (
     measured_iteration,
     queue_head_seconds,
 )
-from autosync.strategy import AllReduce, Schedule
+from autosync.strategy import AllReduce, ParameterServer, Schedule
 from autosync.trials.contract import (
     ComputeTimes,
     DealTimes,
@@ -112,6 +112,19 @@ def test_every_ranks_intervals_fill_its_period(slowdown: float) -> None:
                 assert other.start_seconds == pytest.approx(one.stop_seconds, abs=1e-9)
             length = mine[-1].stop_seconds - mine[0].start_seconds
             assert length == pytest.approx(2 * trace.step_seconds)
+
+
+def test_a_message_names_those_who_take_part_in_it() -> None:
+    domain = domain_of(chain_graph(((64, 32),)), cluster_of(2, 2, servers=1))
+    strategy = strategy_of(domain, lambda v: ParameterServer(4, 0, hierarchical=True))
+    population = encode([strategy], domain)
+    trace = simulate_trace(compile_plans_fast(population, domain), population, domain, 0, 1)
+    assert {message.operation: message.ranks for message in trace.messages} == {
+        "reduce": (0, 1, 2, 3),
+        "push": (0, 2, 4),
+        "pull": (0, 2, 4),
+        "broadcast": (0, 1, 2, 3),
+    }
 
 
 def test_chrome_trace_is_json_with_an_event_per_interval() -> None:
