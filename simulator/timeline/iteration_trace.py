@@ -215,7 +215,8 @@ def _messages(plans: PlanTable, played: Played, index: int, base: float) -> list
 class Pace:
     """Compute takes 1 + slowdown times its seconds while it feels a message.
 
-    wired: `(intervals, 2)` seconds, in order and apart: when it feels one, as `BackendModel` has it.
+    wired: `(intervals, 2)` seconds, in order and apart: when it feels one (see `felt_early` of
+        `BackendModel`).
     """
 
     slowdown: float
