@@ -90,10 +90,10 @@ def _by_edges(cluster: Cluster, operation: CollectiveOperation, sizes: F64) -> C
 def _line(
     cluster: Cluster, operation: CollectiveOperation
 ) -> tuple[float, Callable[[F64], F64], str]:
-    """Seconds before the first byte, those of messages of `(n,)` bytes, and the slowest link."""
+    """Seconds besides the bytes, those of messages of `(n,)` bytes, and the slowest link."""
     network = network_of(cluster, cluster_teams(cluster))
     place = int(network.class_of(BY_EDGES[operation], ALL_RANKS))
-    startup = float(network.message_seconds[place])
+    startup = float(network.message_seconds[place] + network.link_seconds[place])
     per_byte = float(
         network.seconds_per_byte[place]
         + network.copy_seconds_per_byte[place]

@@ -5,6 +5,7 @@ min_ctas and clusters of CTAs change nothing there, so only trials tell.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from autosync.domain import Domain
 from autosync.extensions.registry import entry_of
@@ -15,6 +16,15 @@ from autosync.simulator.backends.nccl.tuner import runnable
 from autosync.simulator.extension_prediction import Prediction
 from autosync.simulator.topology import topology_of
 from autosync.strategy import Strategy
+
+TOGETHER = (
+    ("ranges",),
+    ("min_ctas", "max_ctas"),
+    ("cga_cluster_size",),
+    ("socket_threads", "sockets_per_thread"),
+    ("pxn",),
+)
+"""Fields of knobs of which a strategy states all or none."""
 
 
 class NcclPrediction(Prediction):
@@ -33,7 +43,7 @@ class NcclPrediction(Prediction):
         for each in knobs.ranges:  # refuses what runs on no such cluster
             forced = Forced(each.algorithm, each.protocol)
             runnable(topology_of(domain.cluster), each.operation, forced)
-        cluster = replace(domain.cluster, nccl=knobs)
+        cluster = replace(domain.cluster, nccl=_beside(knobs, domain.cluster.nccl or NcclKnobs()))
         slowdown = cluster.overlap_slowdown
         if slowdown and knobs.max_ctas:
             own = cost_segments(topology_of(domain.cluster), "all_reduce")[-1].channels
@@ -55,3 +65,15 @@ class NcclPrediction(Prediction):
 
 
 PREDICTION = NcclPrediction()
+
+
+def _beside(knobs: NcclKnobs, jobs: NcclKnobs) -> NcclKnobs:
+    """The knobs of a strategy and, where it states none, those that jobs set anyway."""
+    nothing = NcclKnobs()
+    kept: dict[str, Any] = {
+        name: getattr(jobs, name)
+        for fields in TOGETHER
+        if all(getattr(knobs, each) == getattr(nothing, each) for each in fields)
+        for name in fields
+    }
+    return replace(knobs, **kept)

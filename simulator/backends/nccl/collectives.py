@@ -50,8 +50,6 @@ class CostSegment:
     """
 
     least_bytes: float
-    algorithm: str
-    protocol: str
     startup_seconds: float
     seconds_per_byte: float
     gpu_bytes: float
@@ -142,18 +140,16 @@ def _times_within(
 
 
 @lru_cache(maxsize=4096)
-def cost_segments(
-    topology: Topology, operation: str, forced: Forced = NOTHING_FORCED
-) -> tuple[CostSegment, ...]:
+def cost_segments(topology: Topology, operation: str) -> tuple[CostSegment, ...]:
     """The same as affine pieces, ascending in size and within SEGMENT_ERROR of it; empty for a
     single rank. Where measured times fall with size, each piece begins at what was measured.
 
     Raises:
         InvalidInput: as `collective_times`.
     """
-    if not runnable(topology, operation, forced):
+    if not runnable(topology, operation, NOTHING_FORCED):
         return ()
-    seconds, chosen, _ = _times(topology, operation, KNOTS_BYTES, forced)
+    seconds, chosen, _ = _times(topology, operation, KNOTS_BYTES, NOTHING_FORCED)
     found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
@@ -163,8 +159,6 @@ def cost_segments(
         found.append(
             CostSegment(
                 least_bytes=float(KNOTS_BYTES[first]) if found else 0.0,
-                algorithm=run.algorithm,
-                protocol=run.protocol,
                 startup_seconds=max(0.0, float(seconds[first] - slope * KNOTS_BYTES[first])),
                 seconds_per_byte=float(slope),
                 gpu_bytes=run.gpu_bytes,

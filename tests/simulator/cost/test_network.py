@@ -29,7 +29,7 @@ from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
 from autosync.simulator.limit import least_transfer
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import AllGather, AllReduce, ParameterServer, ReduceScatter, Synchronizer
-from tests.domains import chain_graph, domain_of
+from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.random_clusters import random_cluster
 from tests.simulator.worked_examples import cluster_of, period, strategy_of
 
@@ -109,6 +109,17 @@ def test_a_connection_alone_leaves_the_port_to_others() -> None:
     costs = costs_at(10.0)
     message_class = int(costs.class_of(Op.ALL_REDUCE, ALL_RANKS))
     assert costs.utilization[message_class].max() == pytest.approx(10 / 40)
+
+
+def test_a_chain_pays_the_latency_of_each_of_its_hops_once() -> None:
+    cluster = replace(grid_cluster(2, 4), backend="nccl")
+    costs = network_of(cluster, team_table(domain_of(chain_graph(), cluster), ()))
+    assumed = cluster.cost("reduce")
+    startup = assumed.startup_seconds + 8 * assumed.startup_seconds_per_worker
+    # Of seven hops one goes to the other host, in 50 us.
+    for operation, root in ((Op.REDUCE, -1), (Op.BROADCAST, -1), (Op.PUSH, 0), (Op.PULL, 0)):
+        kind = int(costs.class_of(operation, ALL_RANKS, root))
+        assert costs.startup_seconds[kind] == pytest.approx(startup + 50e-6)
 
 
 def test_impossible_rates_are_refused() -> None:
