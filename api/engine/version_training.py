@@ -59,7 +59,7 @@ from autosync.simulator.learned.training import (
 from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
-NOTHING_NEW = "nothing was measured since the newest version"
+NOTHING_NEW = "nothing to learn from was measured since the newest version"
 STORING_SECONDS = 60.0
 """Longer than a transaction that stores a trial: one that began before a training may be there only
 after it has read them all."""

@@ -12,6 +12,7 @@ from autosync.trials.request_names import (
     GPU_IN_TURNS,
     PREDICTED_WAITS,
     SHORT_OF_CORES,
+    UNSHAPED,
 )
 from autosync.units import counted, milliseconds, percent_in_words, scales_in_words
 
@@ -129,10 +130,6 @@ def _where(tuning: Tuning, ran_on: str) -> str:
     compute = f"kernels on {tuning.compute_device}" if tuning.compute == "kernels" else ""
     place = DETAILS.sub(r"(\1)", ran_on)
     return f"Measured on {', '.join(each for each in (place, compute, scales) if each)}."
-
-
-UNSHAPED = "unshaped links"
-"""What a launcher's description says when links run at whatever speed this machine has."""
 
 
 @dataclass(frozen=True, slots=True)

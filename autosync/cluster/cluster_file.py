@@ -1,5 +1,6 @@
 """Cluster files: YAML in, a checked Cluster out, and back."""
 
+import re
 from dataclasses import fields
 from datetime import date
 from functools import cache
@@ -32,6 +33,8 @@ MAX_DIGITS = 64
 square of its length."""
 MAX_DEVICES = 1024
 MAX_NUMBER = 1e6
+EXPONENT = re.compile(r"[-+]?[0-9]{1,40}(\.[0-9]{1,40})?[eE][-+]?[0-9]{1,4}")
+"""A number that YAML 1.1 reads as text, since it lacks a point or a sign: 1e-05, as in JSON."""
 LONGEST_SHOWN = 80
 """Characters of a wrong value that a refusal repeats."""
 
@@ -240,6 +243,8 @@ def _check_numbers(given: dict[Any, Any], fields: tuple[str, ...], where: str) -
         value = given.get(field)
         if value is None:
             continue
+        if isinstance(value, str) and EXPONENT.fullmatch(value):
+            value = given[field] = float(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and abs(value) < MAX_NUMBER):
             why = f"{field} must be a number below {MAX_NUMBER:g}, got {_shown(value)}"

@@ -115,6 +115,14 @@ class RankTrace:
     step_names: tuple[str, ...] = ()
     world_size: int = 0
 
+    @property
+    def seconds_behind(self) -> float:
+        """For how long the GPU goes on after the last step's mark, which is the host's."""
+        if not self.on_device:
+            return 0.0
+        ends = [*self.compute[:, 1].tolist(), *(each.end_seconds for each in self.collectives)]
+        return max(0.0, max(ends) - float(self.steps[-1, 1]))
+
 
 def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -> RankTrace:
     """What a trace has of one rank.

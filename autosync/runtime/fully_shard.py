@@ -303,22 +303,27 @@ def retarget(
     """Let the optimizer train the parameters of the same names `after`, which has none but the
     first state yet.
 
-    Returns what gives it those of `before` back, and their state.
+    Returns what gives it those of `before` back, and their state. Where the device has no room for
+    the first state, it keeps them.
     """
     name_of = {id(parameter): name for name, parameter in before.items()}
     groups: list[dict[str, Any]] = optimizer.param_groups
     held, state = [group["params"] for group in groups], optimizer.state
-    for group in groups:
-        group["params"] = [
-            after[name_of[id(p)]] if id(p) in name_of else p  # frozen, and not of the model
-            for p in group["params"]
-        ]
-    optimizer.state = defaultdict(dict)
-    make_first_state(optimizer)
 
     def give_back() -> None:
         for group, params in zip(groups, held, strict=True):
             group["params"] = params
         optimizer.state = state
 
+    for group in groups:
+        group["params"] = [
+            after[name_of[id(p)]] if id(p) in name_of else p  # frozen, and not of the model
+            for p in group["params"]
+        ]
+    optimizer.state = defaultdict(dict)
+    try:
+        make_first_state(optimizer)
+    except BaseException:  # whatever it was, nothing else gives them back
+        give_back()
+        raise
     return give_back

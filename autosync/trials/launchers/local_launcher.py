@@ -21,9 +21,10 @@ from autosync.trials.pool.worker_process import (
     WorkerProcess,
     worker_arguments,
 )
+from autosync.trials.request_names import UNSHAPED
 
 LOOPBACK = "127.0.0.1"
-DESCRIPTION = "local (unshaped links)"
+DESCRIPTION = f"local ({UNSHAPED})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,19 @@ from autosync.search.space import SPACES
 from autosync.simulator.learned.checkpoint import parse_card
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.simulator.learned.training import SplitTrials
+from autosync.trials.launchers.local_launcher import DESCRIPTION
+from autosync.trials.request_names import GPU_IN_TURNS
 from tests.api.checkpoints import checkpoint, opinionated
 from tests.api.http.forms import given_token
-from tests.api.sample import candidates, claimed, finished, proposal, result, small_request
+from tests.api.sample import (
+    candidates,
+    claimed,
+    finished,
+    proposal,
+    result,
+    run_search,
+    small_request,
+)
 from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of, layered_graph
 from tests.simulator.measurements import measured, write
@@ -172,6 +182,19 @@ def test_reading_what_was_measured_holds_no_transaction_and_parses_nothing(
     assert len(whole.trials) == rows
     monkeypatch.setattr(measured_trials, "MOST_TRIALS", 7)
     assert read_measured_trials(sqlite).trials == whole.trials[-7:]
+
+
+@pytest.mark.parametrize(
+    "where", [DESCRIPTION, f"testbed (4 nodes), CUDA kernels, nccl, 4 ranks {GPU_IN_TURNS}"]
+)
+def test_trials_that_do_not_stand_for_the_cluster_teach_nothing(
+    sqlite: Database, where: str
+) -> None:
+    request = small_request(12)
+    _, store = claimed(sqlite, request)
+    run_search(store, request, launcher=where)
+    assert store.trials()
+    assert read_measured_trials(sqlite).trials == ()
 
 
 def test_whoever_lost_the_claim_stores_no_version(

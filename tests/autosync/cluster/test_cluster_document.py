@@ -224,6 +224,19 @@ class TestFile:
         cluster = parse_cluster(GOOD, "text")
         assert parse_cluster(to_json(cluster), "text") == cluster
 
+    def test_small_seconds_are_read_as_json_and_a_refusal_write_them(self) -> None:
+        """1e-05, which YAML 1.1 alone takes for text."""
+        with pytest.raises(InvalidInput) as refused:
+            parse_cluster(GOOD + "link_seconds_per_send: -1", "mine.yaml")
+        assert "1e-05" in refused.value.remedy
+        small = parse_cluster(GOOD + "link_seconds_per_send: 1e-05", "mine.yaml")
+        assert small.link_seconds_per_send == 1e-5
+        assert parse_cluster(to_json(small), "text") == small
+        fast = parse_cluster(GOOD.replace("9.56}", "1e2}"), "mine.yaml")
+        assert fast.nodes[1].bandwidth_gbps == 100.0
+        with pytest.raises(InvalidInput, match="bandwidth_gbps must be a number below"):
+            parse_cluster(GOOD.replace("9.56}", "1e999}"), "mine.yaml")
+
     def test_a_file_is_read_by_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "mine.yml").write_text(GOOD)
         cluster = load_cluster(tmp_path / "mine.yml")

@@ -19,7 +19,7 @@ from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.exports.ddp import ddp_buckets
-from autosync.runtime import torch_engines
+from autosync.runtime import fully_shard, torch_engines
 from autosync.runtime.fully_shard import check_shardable, named_values, retarget
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.runtime.updates.optimizers import has_begun
@@ -214,6 +214,24 @@ def test_an_adagrad_begins_its_state_anew_on_the_parts() -> None:
     give_back()
     assert optimizer.state is whole
     assert not has_begun(optimizer)
+
+
+def test_an_optimizer_without_room_for_its_state_keeps_what_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*given: object) -> None:
+        raise MemoryError("full")
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adagrad(model.parameters())
+    state = optimizer.state
+    after = {name: nn.Parameter(p.detach()[:1].clone()) for name, p in model.named_parameters()}
+    monkeypatch.setattr(fully_shard, "make_first_state", full)
+    with pytest.raises(MemoryError):
+        retarget(optimizer, named_values(model), after)
+    assert optimizer.state is state
+    held = optimizer.param_groups[0]["params"]
+    assert all(one is own for one, own in zip(held, model.parameters(), strict=True))
 
 
 def test_an_adagrad_that_has_stepped_is_refused() -> None:
