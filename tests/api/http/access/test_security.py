@@ -100,6 +100,14 @@ def test_beyond_loopback_hosts_are_listed(sqlite: Database) -> None:
             assert "--allow-host" in answer.json()["remedy"]
 
 
+@pytest.mark.parametrize("name", ["https://tuner.example", "tuner.example/autosync", "::1", ""])
+def test_a_name_that_no_host_header_can_have_is_refused(name: str) -> None:
+    """Else nobody could address the service by it, and a header that is no name would pass."""
+    with pytest.raises(InvalidInput, match="is no name of a host") as refused:
+        access_on("127.0.0.1", names=(name,))
+    assert refused.value.thing == "--allow-host"
+
+
 def test_headers_that_are_none_are_refused(guarded: TestClient) -> None:
     right = {"authorization": "Bearer open sesame"}
     broken = guarded.post("/tunings", headers={**right, "origin": "http://[::1"})
