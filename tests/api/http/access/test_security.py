@@ -113,6 +113,9 @@ def test_headers_that_are_none_are_refused(guarded: TestClient) -> None:
     broken = guarded.post("/tunings", headers={**right, "origin": "http://[::1"})
     assert broken.status_code == 403
     assert broken.json()["thing"] == "Origin"
+    led = guarded.post("/tunings", headers={"accept": "text/html", "referer": "http://[::1"})
+    assert led.status_code == 401
+    assert 'href="/login?next=/"' in led.text
     for header in (b"Basic \xc3\xa4", b"Bearer \xff\xfe", b"Bearer"):
         answer = guarded.get("/v1/tunings", headers=[(b"authorization", header)])
         assert answer.status_code == 401
