@@ -48,6 +48,8 @@ def test_every_simulator_can_be_chosen(sqlite: Database, tmp_path: Path) -> None
         shown = options(client.get("/fragments/simulators?simulator=mine-059").text, "")
         assert set(shown) > {*names, "learned", "timeline"}
         assert [name for name, chosen in shown.items() if chosen] == ["mine-059"]
+        removed = options(client.get("/fragments/simulators?simulator=removed").text, "")
+        assert [name for name, chosen in removed.items() if chosen] == ["removed"]
 
 
 def test_the_model_that_was_chosen_is_offered_however_old_it_is(sqlite: Database) -> None:
