@@ -219,7 +219,7 @@ def test_step_times_are_shown_by_choice(reader: TestClient, tuning_id: str) -> N
 def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -> None:
     space = replace(REQUEST.space, factors=False)
     settings = replace(REQUEST.settings, iterations=3, alpha=0.75)
-    first = finished(shown, replace(REQUEST, space=space, settings=settings))
+    first = finished(shown, replace(REQUEST, space=space, settings=settings, time_scale=7 / 3))
     page = reader.get(f"/?like={first}").text
     assert f'name="like" value="{first}"' in page
     with shown.reading() as session:
@@ -236,6 +236,7 @@ def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -
     assert asked[1].others["space"]["factors"] is False
     assert asked[1].fields == {**asked[0].fields, "budget": "5"}
     assert tunings[1].domain_id == tunings[0].domain_id
+    assert tunings[1].time_scale == tunings[0].time_scale == 7 / 3
     job_queue.cancel(shown, second)
     other = {**fields, "graph": "vgg16", **given_token(reader)}
     answer = reader.post("/tunings", data=other, follow_redirects=False)
