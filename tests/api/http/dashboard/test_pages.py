@@ -320,6 +320,7 @@ def test_a_tuning_that_failed_early_expects_no_trial(reader: TestClient, shown: 
     assert "The tuning failed before a trial measured anything." in page
     assert "has not finished yet" not in page
     assert "failed before anything could be compared" in text_of(reader, f"/tunings/{held.job_id}")
+    assert text_of(reader, f"/tunings/{held.job_id}/frameworks") == "", "nothing was measured"
 
 
 def test_who_waits_is_told_why(reader: TestClient, shown: Database) -> None:
