@@ -53,8 +53,6 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     response = templates.TemplateResponse(request, name, {**context, **shared}, status_code=status)
     if known is None:
         send_form_key(request, access, response, key)
-    if caller is not None and caller.way == "browser":
-        response.headers["Cache-Control"] = "no-store"  # nor to be seen again after a log out
     return response
 
 
