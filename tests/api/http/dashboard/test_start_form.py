@@ -90,6 +90,14 @@ def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
     assert [value for value, chosen in shown.items() if chosen] == ["command"]
 
 
+def test_only_the_operators_limits_bound_what_is_asked_for(sqlite: Database) -> None:
+    """A tuning of more than a form allows, as from the command line, could not be started again."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        numbers = re.findall(r'<input type="number"[^>]*>', client.get("/").text)
+    assert any('name="budget"' in each for each in numbers)
+    assert not [each for each in numbers if " max=" in each]
+
+
 def spaces(text: str) -> dict[str, bool]:
     """By value: whether it is chosen."""
     found = re.findall(r'<input type="radio" name="space" value="(\w*)" ?(\w*)', text)
