@@ -107,10 +107,10 @@ def access_on(
         where it listens on all addresses. keys: whether the database has any.
 
     Raises:
-        InvalidInput: others could reach it, and there is neither a token nor a key; or the token as
-            `Access`.
+        InvalidInput: others could reach it, and there is neither a token nor a key; a name is none;
+            or the token as `Access`.
     """
-    hosts = [*LOOPBACK_HOSTS, *(hostname(name) for name in names)]
+    hosts = [*LOOPBACK_HOSTS, *map(_checked_name, names)]
     beyond = not is_loopback(host)
     if beyond and token is None and not keys:
         raise InvalidInput(
@@ -122,6 +122,18 @@ def access_on(
         )
     hosts.append(socket.gethostname().lower() if host in ANY_ADDRESS else host.lower())
     return Access(token, tuple(dict.fromkeys(hosts)), closed=beyond, https=https)
+
+
+def _checked_name(name: str) -> str:
+    found = hostname(name)
+    if not found:  # as of a URL: with an empty name any Host header that is none would be let in
+        raise InvalidInput(
+            f"{name[:80]!r} is no name of a host.",
+            thing="--allow-host",
+            value=name[:80],
+            remedy="Give the name alone, as tuner.example.com, or an address of IPv6 in brackets.",
+        )
+    return found
 
 
 def is_loopback(host: str) -> bool:

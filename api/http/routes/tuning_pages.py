@@ -217,7 +217,8 @@ def resume(tuning_id: Id, database: DatabaseDep) -> Response:
 
 @router.post("/notes")
 def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Text = "") -> Response:
-    tuning_control.write_notes(database, tuning_id, tags, note)
+    lines = note.replace("\r\n", "\n")  # as browsers send each line break of a form
+    tuning_control.write_notes(database, tuning_id, tags, lines)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 

@@ -382,6 +382,16 @@ def test_what_parses_a_tunings_documents_is_answered_in_a_process(
     assert asked_apart == ["/tunings"] * 3
 
 
+def test_a_form_with_a_log_is_read_in_a_process_however_small_it_is(
+    sqlite: Database, asked_apart: list[str]
+) -> None:
+    """The cluster that it names may be large."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        sent = {"cluster": "example-4x1", **given_token(client)}
+        client.post("/clusters/calibrate", files={"document": ("log", b"#")}, data=sent)
+    assert asked_apart == ["/clusters/calibrate"]
+
+
 def test_proposals_for_a_large_domain_are_described_in_a_process(
     sqlite: Database, asked_apart: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,7 +299,7 @@ def test_what_is_asked_for_is_found(database: Database) -> None:
     assert found(database, state="queued", sort="created") == waiting
     assert found(database, tag="paper") == [done]
     assert found(database, tag="50%_a") == [done]
-    assert found(database, tag="%") == []
+    assert found(database, tag="%") == found(database, tag="Paper") == []
     assert found(database, text="TALK chain") == [done]
     assert found(database, text="paper", sort="-speedup") == [done, waiting[0]]
     assert found(database, text=waiting[1][:10]) == [waiting[1]]

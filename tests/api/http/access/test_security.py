@@ -100,11 +100,22 @@ def test_beyond_loopback_hosts_are_listed(sqlite: Database) -> None:
             assert "--allow-host" in answer.json()["remedy"]
 
 
+@pytest.mark.parametrize("name", ["https://tuner.example", "tuner.example/autosync", "::1", ""])
+def test_a_name_that_no_host_header_can_have_is_refused(name: str) -> None:
+    """Else nobody could address the service by it, and a header that is no name would pass."""
+    with pytest.raises(InvalidInput, match="is no name of a host") as refused:
+        access_on("127.0.0.1", names=(name,))
+    assert refused.value.thing == "--allow-host"
+
+
 def test_headers_that_are_none_are_refused(guarded: TestClient) -> None:
     right = {"authorization": "Bearer open sesame"}
     broken = guarded.post("/tunings", headers={**right, "origin": "http://[::1"})
     assert broken.status_code == 403
     assert broken.json()["thing"] == "Origin"
+    led = guarded.post("/tunings", headers={"accept": "text/html", "referer": "http://[::1"})
+    assert led.status_code == 401
+    assert 'href="/login?next=/"' in led.text
     for header in (b"Basic \xc3\xa4", b"Bearer \xff\xfe", b"Bearer"):
         answer = guarded.get("/v1/tunings", headers=[(b"authorization", header)])
         assert answer.status_code == 401

@@ -219,7 +219,7 @@ def test_step_times_are_shown_by_choice(reader: TestClient, tuning_id: str) -> N
 def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -> None:
     space = replace(REQUEST.space, factors=False)
     settings = replace(REQUEST.settings, iterations=3, alpha=0.75)
-    first = finished(shown, replace(REQUEST, space=space, settings=settings))
+    first = finished(shown, replace(REQUEST, space=space, settings=settings, time_scale=7 / 3))
     page = reader.get(f"/?like={first}").text
     assert f'name="like" value="{first}"' in page
     with shown.reading() as session:
@@ -236,6 +236,7 @@ def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -
     assert asked[1].others["space"]["factors"] is False
     assert asked[1].fields == {**asked[0].fields, "budget": "5"}
     assert tunings[1].domain_id == tunings[0].domain_id
+    assert tunings[1].time_scale == tunings[0].time_scale == 7 / 3
     job_queue.cancel(shown, second)
     other = {**fields, "graph": "vgg16", **given_token(reader)}
     answer = reader.post("/tunings", data=other, follow_redirects=False)
@@ -319,6 +320,7 @@ def test_a_tuning_that_failed_early_expects_no_trial(reader: TestClient, shown: 
     assert "The tuning failed before a trial measured anything." in page
     assert "has not finished yet" not in page
     assert "failed before anything could be compared" in text_of(reader, f"/tunings/{held.job_id}")
+    assert text_of(reader, f"/tunings/{held.job_id}/frameworks") == "", "nothing was measured"
 
 
 def test_who_waits_is_told_why(reader: TestClient, shown: Database) -> None:

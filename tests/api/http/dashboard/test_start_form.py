@@ -48,6 +48,8 @@ def test_every_simulator_can_be_chosen(sqlite: Database, tmp_path: Path) -> None
         shown = options(client.get("/fragments/simulators?simulator=mine-059").text, "")
         assert set(shown) > {*names, "learned", "timeline"}
         assert [name for name, chosen in shown.items() if chosen] == ["mine-059"]
+        removed = options(client.get("/fragments/simulators?simulator=removed").text, "")
+        assert [name for name, chosen in removed.items() if chosen] == ["removed"]
 
 
 def test_the_model_that_was_chosen_is_offered_however_old_it_is(sqlite: Database) -> None:
@@ -86,6 +88,14 @@ def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
         assert "command" not in options(client.get("/").text, "launcher")
         shown = options(client.get(f"/?like={first}").text, "launcher")
     assert [value for value, chosen in shown.items() if chosen] == ["command"]
+
+
+def test_only_the_operators_limits_bound_what_is_asked_for(sqlite: Database) -> None:
+    """A tuning of more than a form allows, as from the command line, could not be started again."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        numbers = re.findall(r'<input type="number"[^>]*>', client.get("/").text)
+    assert any('name="budget"' in each for each in numbers)
+    assert not [each for each in numbers if " max=" in each]
 
 
 def spaces(text: str) -> dict[str, bool]:
