@@ -259,23 +259,23 @@ def in_ddp(
 ) -> nn.Module:
     """The model in torch's DDP, as `autosync.detach` finds it. plan: DDP's own; None for DDP as it
     comes."""
-    if max_grad_norm and not isinstance(optimizer, Optimizer):
+    given = given_optimizers(optimizer)
+    if max_grad_norm and len(given) > 1:
         raise clipping_of_several()
     bucket_bytes = plan.bucket_bytes if plan else 0
     network = compiled_from(model)
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     within = trained if max_grad_norm else None
-    given = given_optimizers(optimizer)
     guard = CoverageGuard(network, given, trained.values(), within_steps=within)
     arguments = plan.ddp if plan else None
     made = wrap_in_ddp(model, bucket_bytes, group, arguments=arguments, options=options)
     if plan is not None:
         add_hook(made, plan, group)
     handles = [*beside(), *guard.watch_steps()]
-    if max_grad_norm and isinstance(optimizer, Optimizer):
+    if max_grad_norm:
         others = guard.watch_others()
         finalize(made, others.remove)  # torch keeps it for every optimizer of the process
-        handles += [clip_before_step(model, optimizer, max_grad_norm), others]
+        handles += [clip_before_step(model, given[0], max_grad_norm), others]
     ATTACHED.wrapped[made] = WrappedByDdp(optimizer, tuple(handles))
     return made
 
