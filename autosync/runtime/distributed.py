@@ -67,7 +67,7 @@ from autosync.runtime.transport.agreement import (
     refused_everywhere,
 )
 from autosync.runtime.transport.base import SynchronizationFailed
-from autosync.runtime.transport.nccl import knobs_without_effect, variables_to_compare
+from autosync.runtime.transport.nccl import backend_on, knobs_without_effect, variables_to_compare
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.transport.tensor_exchange import share_initial_values, tensor_signatures
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
@@ -127,6 +127,7 @@ def distribute(
         check_distributable(network, optimizers)
         check_max_norm(max_grad_norm)
         check_norm_is_global(max_grad_norm, group)
+        backend = backend_on(group, device)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan.engine)
         if shipped.plan.ddp is not None and shipped.plan.ddp.bucket_limits_bytes:
@@ -144,6 +145,7 @@ def distribute(
         "allow_inexact": allow_inexact,
         **comparable(options),
         **variables_to_compare(shipped.plan),
+        "backend for the model's device": backend,
     }
     mine = RankReport(
         host_name(),
