@@ -294,6 +294,6 @@ class CudaMps:
         if process is not None:
             try:
                 process.communicate(timeout=MPS_SECONDS)
-            except subprocess.TimeoutExpired:  # the daemon does not answer
+            except subprocess.TimeoutExpired:  # the control program hangs as it starts the daemon
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
