@@ -78,11 +78,12 @@ class PlacedForward:
         if form is None or checking:
             form = self._forms[signature] = self._agreed_form(text, source, failure)
             self._checked |= checking
-        if failure is not None:
-            raise failure
-        # Where every rank computes it, its parameters may have been frozen since.
-        if text and OutputForm.from_text(text).differs(form, in_training=not all(target)):
-            raise self._changing("has changed")
+        with exchange.refusing():
+            if failure is not None:
+                raise failure
+            # Where every rank computes it, its parameters may have been frozen since.
+            if text and OutputForm.from_text(text).differs(form, in_training=not all(target)):
+                raise self._changing("has changed")
         inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
         items: tuple[Any, ...] = items_of(output)
         if target[rank]:

@@ -8,7 +8,7 @@ multiplied by s_a / s_b on the way. With even shares that is 1, and nothing is r
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.transport.base import lost_peer
 
 
@@ -55,12 +56,33 @@ def _common(first: tuple[int, int], second: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """Between the ranks of a gloo group of its own. shares: of the replicas. trace: notes deals."""
+    """Between the ranks of a gloo group of its own. shares: of the replicas. monitor: of the plan,
+    by which a rank that cannot go on tells the others why."""
 
     group: Any
     rank: int
     shares: tuple[float, ...]
-    trace: ExecutionTrace | None = None
+    monitor: Monitor | None = None
+
+    @property
+    def trace(self) -> ExecutionTrace | None:
+        """Notes deals."""
+        return None if self.monitor is None else self.monitor.trace
+
+    def refusing(self) -> AbstractContextManager[None]:
+        """Use around what this rank alone may refuse, while the others wait in a deal."""
+        return nullcontext() if self.monitor is None else self.monitor.refusing()
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Raises SynchronizationFailed where a peer is lost, or what it has refused before."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = f"ranks with placed modules did not exchange what they hold: {error}"
+            if self.monitor is not None:
+                raise self.monitor.fail(text, "process_group") from error
+            raise lost_peer(text, "process_group", None, state_is_split=False) from error
 
     def deal(self, rows: Tensor, route: RowRoute) -> Tensor:
         """This rank's rows of the other division; gradients go the way back. A collective."""
@@ -74,7 +96,7 @@ class RowExchange:
         row_bytes = tail.numel() * rows.element_size()
         given = rows.detach().contiguous().view(-1).view(torch.uint8)
         begun = time.monotonic()
-        with exchanging():
+        with self.exchanging():
             self.group.alltoall_base(
                 made.view(-1).view(torch.uint8),
                 given,
@@ -91,7 +113,7 @@ class RowExchange:
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in self.shares]
         begun = time.monotonic()
-        with exchanging():
+        with self.exchanging():
             self.group.allgather([found], [mine]).wait()
         if self.trace is not None:
             self.trace.dealt("all_gather", begun, mine.nbytes * (len(self.shares) - 1))
@@ -101,7 +123,7 @@ class RowExchange:
         """The source's tensor, into one of the same shape and type on every rank. A collective."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        with exchanging():
+        with self.exchanging():
             self.group.broadcast([value.view(-1).view(torch.uint8)], options).wait()
         return value
 
@@ -192,13 +214,3 @@ class _NoRows(torch.autograd.Function):
             for form in ctx.inputs
         )
         return None, None, *zeros
-
-
-@contextmanager
-def exchanging() -> Iterator[None]:
-    """Raises SynchronizationFailed where a peer is lost."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = f"ranks with placed modules did not exchange what they hold: {error}"
-        raise lost_peer(text, "process_group", None, state_is_split=False) from error

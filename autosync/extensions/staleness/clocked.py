@@ -66,8 +66,8 @@ class ClockedAttachment:
     given: the optimizer. parameters: of the plan's variables, in its order. share: this rank's part
     of the average. max_grad_norm: of each rank's own gradient. groups: what the end closes.
     module_buffers: brings the modules' buffers to rank 0's. before: the values before a step, by
-    bucket. ages: how many steps have returned with values of which age, in iterations. loading: the
-    module whose `load_state_dict` is at work.
+    bucket. shown: those that parameters were given last. ages: how many steps have returned with
+    values of which age, in iterations. loading: the module whose `load_state_dict` is at work.
     """
 
     model: nn.Module
@@ -85,6 +85,7 @@ class ClockedAttachment:
     server: ShardServer
     handles: list[Removable] = field(default_factory=list)
     ages: Counter[int] = field(default_factory=Counter)
+    shown: dict[int, Tensor] = field(default_factory=dict)
     loading: nn.Module | None = None
 
     @property
@@ -97,6 +98,7 @@ class ClockedAttachment:
 
     def install(self) -> None:
         """Put it on; `unhook` takes back what this has done."""
+        self.shown = self.before
         model, optimizer = self.model, self.given
         planned = {id(parameter) for parameter in self.parameters}
         within = {name: p for name, p in model.named_parameters() if id(p) in planned}
@@ -112,7 +114,7 @@ class ClockedAttachment:
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_state_dict_pre_hook(self._before_optimizer_state),
             model.register_forward_pre_hook(opaque(lambda *given: self._before_forward(*given))),
-            model.register_state_dict_pre_hook(lambda *_: self.synchronize("model.state_dict()")),
+            model.register_state_dict_pre_hook(lambda *_: self._save("model.state_dict()")),
             *self._watch_loading(),
             ModelMethods(model, self.no_sync, self.reporting),
         ]
@@ -182,10 +184,29 @@ class ClockedAttachment:
             update.sub_(before).mul_(self.share)
             bucket.scatter(before.add_(update), self.parameters)
         self.client.send(exchange, self.server)
-        if (values := self.client.read()) is not None:
+        values = self.client.read()
+        if values is not None:
             for bucket in self.buckets:
                 bucket.scatter(values[bucket.index], self.parameters)
+        self.shown = self.before if values is None else values
         self.ages[self.client.age] += 1
+
+    def _save(self, call: str) -> None:
+        """What is saved are the servers' values, on every rank.
+
+        Raises:
+            NotSupported: the script has written other values into parameters, which this would
+                replace.
+        """
+        self.client.check()
+        with self.reporting(call):
+            for bucket in self.buckets:
+                changed = bucket.changed(self.shown[bucket.index], self.parameters)
+                if changed is not None:
+                    own = self.parameters[changed]
+                    held = self.model.named_parameters()
+                    raise _written(call, next((name for name, p in held if p is own), ""))
+        self.synchronize(call)
 
     def synchronize(self, call: str) -> None:
         """Every rank holds the sum of all updates, and rank 0's module buffers. A collective, after
@@ -219,6 +240,7 @@ class ClockedAttachment:
                 options.rootRank = bucket.owner
                 control.broadcast([flat], options).wait()
                 bucket.scatter(flat, self.parameters)
+            self.shown = self.before
             self.client.drop()
             self.module_buffers.start(lambda work: work.wait())
             self.module_buffers.finish(lambda work: work.wait())
@@ -282,7 +304,7 @@ class ClockedAttachment:
         self.meeting.control.barrier(dist.BarrierOptions()).wait()
 
     def _before_optimizer_state(self, *_: Any) -> None:
-        self.synchronize("optimizer.state_dict()")
+        self._save("optimizer.state_dict()")
         self._take_mean_state()
 
     def _before_loading(self, module: nn.Module) -> None:
@@ -296,9 +318,9 @@ class ClockedAttachment:
             return
         self.loading = None
         for bucket in self.buckets:
+            flat = self.before[bucket.index]
+            bucket.gather(self.parameters, flat)
             if bucket.owner == self.groups.rank:
-                flat = self.before[bucket.index]
-                bucket.gather(self.parameters, flat)
                 self.server.owned[bucket.index].values.copy_(flat)
         with ranks_meet():
             self._barrier()
@@ -361,3 +383,14 @@ def _check_unscaled(optimizer: Optimizer, *_: Any) -> None:
             thing="GradScaler",
             remedy="Train in bfloat16 or float32, or use a strategy of staleness 0.",
         )
+
+
+def _written(call: str, name: str) -> NotSupported:
+    return NotSupported(
+        f"the script has written into variable {name!r} since the last step(), as one does that "
+        f"swaps an average of weights in: {call} would put the servers' values in its place.",
+        thing=f"variable {name}",
+        value=call,
+        remedy="Swap averages into a copy of the model, and save that; change the values of all "
+        "ranks by load_state_dict().",
+    )

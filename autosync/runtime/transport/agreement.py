@@ -176,7 +176,8 @@ def _check_alike(reports: Sequence[RankReport]) -> None:
                 "ranks.",
                 thing=name,
                 value={0: value, **others},
-                remedy="Give every rank the same bundle file and the same arguments.",
+                remedy="Give every rank the same bundle file and arguments, and a model on the "
+                "same kind of device.",
             )
 
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
@@ -55,7 +56,8 @@ def train(rank: int, world: int, case: Case, given: Bundle, host: str) -> tuple[
 
 
 def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list[float]:
-    """By DDP, because the bundle says so or because it does not fit: like torch's own clipping."""
+    """By DDP, because the bundle says so or because it does not fit: like torch's own clipping. The
+    optimizer is given as it is, then as a list of one."""
     os.environ["AUTOSYNC_HOST"] = host.format(rank=rank)
     found = []
     for scaled in (False, True):
@@ -63,7 +65,8 @@ def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=scaled)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            network, _ = autosync.distribute(model, optimizer, given, max_grad_norm=0.05)
+            held: Optimizer | list[Optimizer] = [optimizer] if scaled else optimizer
+            network, _ = autosync.distribute(model, held, given, max_grad_norm=0.05)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
         alone = make_model(case.model)
         single = torch.optim.AdamW(alone.parameters(), lr=0.01)

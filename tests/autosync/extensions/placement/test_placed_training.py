@@ -34,7 +34,7 @@ from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax
 from autosync.strategy import Replica
 from autosync.trials import session
 from autosync.verification import verify
-from tests.autosync.runtime.distributing import largest_difference, refusal
+from tests.autosync.runtime.distributing import ended_alone, largest_difference, refusal
 from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
@@ -579,6 +579,27 @@ def test_a_module_gives_out_one_form_on_all_ranks_and_in_every_call(pair: Ranks)
         assert not second
         assert not frozen
         assert "gives out has changed in shape" in third
+
+
+def of_another_type(rank: int, world: int, given: Bundle) -> str:
+    """What rank 1, which alone computes the block, makes of samples has another type later."""
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank)
+    placed: Any = vars(model.block)["forward"]
+    plain = placed._forward
+
+    def go_on() -> None:
+        if rank == 1:
+            placed._forward = lambda x: plain(x).double()
+        train(model, optimizer, rank)
+
+    return ended_alone(model, rank == 1, go_on)
+
+
+def test_a_form_that_changes_on_one_rank_is_refused_by_name_on_every_rank(pair: Ranks) -> None:
+    other, own = pair.run(of_another_type, bundle(PAIR["one device"], 2))
+    assert "module 'block' is placed on ranks (1,), but what it gives out has changed" in own
+    assert other == f"rank 1 stopped: {own}"
 
 
 class Probe(nn.Module):

@@ -272,6 +272,33 @@ def test_servers_go_on_from_what_is_loaded(three: Ranks, wrapped: bool) -> None:
     assert three.run(loaded, wrapped) == [expected] * 3
 
 
+def averaged(rank: int, world: int) -> tuple[list[str], list[float]]:
+    """Saved while an average of weights is in the model, and behind that."""
+    made = counting(world, 1)
+    for iteration in range(3):
+        count(made, iteration, rank)
+    plain = [parameter.detach().clone() for parameter in made.parameters]
+    for parameter in made.parameters:
+        parameter.data.add_(1.0)
+    said = [refusal(made.model.state_dict), refusal(made.given.state_dict)]
+    for parameter, value in zip(made.parameters, plain, strict=True):
+        parameter.data.copy_(value)
+    made.model.state_dict()
+    count(made, 3, rank)
+    made.given.state_dict()
+    made.detach()
+    return said, weights(made.model).tolist()
+
+
+def test_an_average_that_is_swapped_in_is_not_replaced_by_what_is_saved(pair: Ranks) -> None:
+    expected = torch.cat([value.flatten() for value in counted(4, (0.5, 0.5))]).tolist()
+    for said, values in pair.run(averaged):
+        for words, call in zip(said, ("model.state_dict()", "optimizer.state_dict()"), strict=True):
+            assert "the script has written into variable" in words
+            assert f"{call} would put the servers' values in its place" in words
+        assert values == expected
+
+
 def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
     """Rank 0's branch differs from rank 1's, so each lacks the state of a layer."""
     model = make_model("branching")

@@ -144,6 +144,25 @@ def test_a_buffer_of_another_shape_is_refused_on_every_rank(pair: Ranks, case: s
     assert "'seen' is torch.float32[3] on rank 0 and torch.float32[4] on rank 1" in one
 
 
+def on_another_device(rank: int, world: int, given: Bundle) -> str:
+    """As where rank 0's model is on its GPU, and rank 1's was forgotten in host memory."""
+    model = make_model("mlp")
+    backend = "gloo" if rank else "nccl"
+    patched = patch("autosync.runtime.distributed.backend_on", lambda group, device: backend)
+    with patched, pytest.raises(InvalidInput) as caught:
+        autosync.distribute(model, make_optimizer("sgd", model), given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["all_reduce", "ddp"])
+def test_a_model_that_another_backend_serves_is_refused_on_every_rank(
+    pair: Ranks, case: str
+) -> None:
+    one, two = pair.run(on_another_device, shipped(CASES[case]))
+    assert one == two
+    assert "backend for the model's device is 'nccl' on rank 0, 'gloo' on rank 1" in one
+
+
 # --- refusals through a store
 
 FROZEN = NotSupported("frozen.", thing="layer", value=3, remedy="Thaw it.")
