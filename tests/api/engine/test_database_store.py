@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
@@ -92,8 +93,9 @@ def test_a_trial_without_a_proposal_is_refused(database: Database) -> None:
 
 def test_proposals_are_stored_whole_or_not_at_all(database: Database) -> None:
     _, store = claimed(database, REQUEST)
-    broken = replace(PROPOSALS[1], candidate=None)  # type: ignore[arg-type]
-    with pytest.raises(AttributeError):
+    nothing = replace(CANDIDATES[1], predicted_seconds=None)  # type: ignore[arg-type]
+    broken = replace(PROPOSALS[1], candidate=nothing)  # refused by the database, after the first
+    with pytest.raises(IntegrityError):
         store.propose([PROPOSALS[0], broken, PROPOSALS[2]])
     assert list(store.proposals()) == []
 

@@ -20,6 +20,7 @@ from autosync.api.db.tables import (
     ProposalRow,
     SimulatorPromotionRow,
     SimulatorRow,
+    SimulatorTrainingRow,
     SimulatorVersionRow,
     StrategyRow,
     StrategySummaryRow,
@@ -224,6 +225,22 @@ def test_old_versions_go_but_the_newest(sqlite: Database) -> None:
     prune(sqlite, 1)
     with sqlite.reading() as session:
         assert list(session.scalars(select(SimulatorVersionRow.number))) == [3]
+
+
+def test_old_trainings_go_but_those_whose_version_is_kept(database: Database) -> None:
+    store_versions(database)
+    with database.writing() as session:
+        gone = job_queue.enqueue_training(session)
+        ended = update(SimulatorTrainingRow).values(state="finished", finished_at=1e9)
+        session.execute(ended)
+        waiting = job_queue.enqueue_training(session)
+    prune(database, 1)
+    with database.reading() as session:
+        left = set(session.scalars(select(SimulatorTrainingRow.id)))
+        of_versions = set(session.scalars(select(SimulatorVersionRow.training_id)))
+    assert len(of_versions) == 3
+    assert left == {waiting, *of_versions}
+    assert gone not in left
 
 
 def test_a_worker_prunes_where_it_is_told_to(

@@ -120,7 +120,7 @@ def test_paused_tunings_count_in_a_clients_queue(database: Database) -> None:
     mine = Submission("alice", ServiceLimits(queued=2))
     tuning_control.pause(database, enqueue(database, REQUEST, mine))
     enqueue(database, REQUEST, mine)
-    with pytest.raises(Exception, match="2 of your tunings wait"):
+    with pytest.raises(TryLater, match="2 of your tunings wait"):
         enqueue(database, REQUEST, mine)
 
 
