@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ACTIVE, FINAL, EventRow, TrialRow, TuningRow
+from autosync.api.db.tables import FINAL, EventRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
 from autosync.api.engine.job_queue import Claim
@@ -34,8 +34,7 @@ def pause(database: Database, tuning_id: str) -> str:
         tuning = _locked(session, tuning_id)
         if tuning.state in (*FINAL, "cancelling"):
             raise _impossible(tuning, "paused", "Only a tuning that waits or runs can be paused.")
-        now = session.scalars(select(now_seconds())).one()
-        held = tuning.state in ACTIVE and (tuning.lease_until or now) >= now
+        held = job_queue.is_held(tuning, session.scalars(select(now_seconds())).one())
         if not held and tuning.state != "paused":
             tuning.state, tuning.lease_until, tuning.worker = "paused", None, None
             add_event(session, tuning_id, TuningEvent("waiting", "paused"))

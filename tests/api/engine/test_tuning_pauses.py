@@ -11,6 +11,7 @@ from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.job_queue import expire
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.engine.submission import Submission, enqueue
@@ -18,7 +19,7 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import Cancelled
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.contract import TrialRequest
-from tests.api.engine.test_job_queue import expire, taken_over
+from tests.api.engine.test_job_queue import taken_over
 from tests.api.engine.test_queue_worker import REQUEST as SHORT
 from tests.api.engine.test_queue_worker import rows, state
 from tests.api.sample import candidates, claimed, finished, proposal, small_request
