@@ -58,8 +58,10 @@ def resume(database: Database, tuning_id: str, limits: ServiceLimits = UNLIMITED
     with database.writing() as session:
         tuning = _locked(session, tuning_id)
         before = tuning.state
-        if before in ("finished", "cancelling"):
+        if before == "finished":
             raise _impossible(tuning, "resumed", "Start another one.")
+        if before == "cancelling":
+            raise _impossible(tuning, "resumed", "Resume it once it is cancelled.")
         if before in ("queued", "running"):
             return before
         add_event(session, tuning_id, TuningEvent("waiting", GOES_ON))

@@ -64,8 +64,9 @@ def test_somebody_changes_their_mind(database: Database) -> None:
     store.propose([proposal(candidates(REQUEST.domain, 1)[0])])
     tuning_control.pause(database, held.job_id)
     assert job_queue.cancel(database, held.job_id) == "cancelling"
-    with pytest.raises(NotSupported, match="is cancelling and cannot be resumed"):
+    with pytest.raises(NotSupported, match="is cancelling and cannot be resumed") as refused:
         tuning_control.resume(database, held.job_id)
+    assert refused.value.remedy == "Resume it once it is cancelled."
 
 
 def test_a_paused_tuning_can_be_cancelled_and_a_cancelled_one_resumed(database: Database) -> None:
