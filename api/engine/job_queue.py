@@ -229,11 +229,16 @@ def cancel(database: Database, tuning_id: str) -> str:
                 remedy="Start another one.",
             )
         now = session.scalars(select(now_seconds())).one()
-        if tuning.state in WAITING or (tuning.lease_until or now) < now:
-            tuning.state, tuning.finished_at = "cancelled", now
-        elif tuning.state in ACTIVE:
+        if is_held(tuning, now):
             tuning.state = "cancelling"
+        elif tuning.state != "cancelled":
+            tuning.state, tuning.finished_at = "cancelled", now
         return str(tuning.state)
+
+
+def is_held(tuning: TuningRow, now: float) -> bool:
+    """Whether a worker has it whose lease has not ended."""
+    return tuning.state in ACTIVE and (tuning.lease_until or 0.0) >= now
 
 
 def expire(database: Database, held: Claim) -> None:

@@ -25,6 +25,7 @@ from autosync.api.db.tables import (
 from autosync.cluster import Cluster
 from autosync.documents import content_hash, from_json
 from autosync.domain import Domain, Optimizer, Profile
+from autosync.errors import AutosyncError
 from autosync.graph import ModelGraph
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
@@ -176,6 +177,35 @@ def _documents(
         with database.reading() as session:
             rows = session.execute(query).all()
         yield from rows
+
+
+def without_refused(measured: MeasuredTrials) -> tuple[MeasuredTrials, str]:
+    """Without the trials whose stored documents this version of AutoSync refuses, as those that an
+    earlier one stored may be; and in words what was left out, empty where nothing was."""
+    refused: dict[str, str] = {}
+    for key in measured.domains:
+        try:
+            measured.domain(key)
+        except AutosyncError as error:
+            refused[key] = f"domain {key}: {error.message}"
+    for key, document in measured.strategies.items():
+        try:
+            from_json(Strategy, document)
+        except AutosyncError as error:
+            refused[key] = f"strategy {key}: {error.message}"
+    if not refused:
+        return measured, ""
+    trials = tuple(
+        trial
+        for trial in measured.trials
+        if trial.domain_id not in refused and trial.strategy_hash not in refused
+    )
+    left_out = len(measured.trials) - len(trials)
+    return (
+        replace(measured, trials=trials),
+        f"trials left out since this version of AutoSync refuses what they ran: {left_out}. "
+        f"Refused documents: {len(refused)}, the first is {next(iter(refused.values()))}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.phases import TRIALS
-from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Reading
+from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, LimitsDep, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import documents, reports, service
 from autosync.api.views.dashboard.framework_answers import framework_answers
@@ -210,8 +210,8 @@ def pause(tuning_id: Id, database: DatabaseDep) -> Response:
 
 
 @router.post("/resume")
-def resume(tuning_id: Id, database: DatabaseDep) -> Response:
-    tuning_control.resume(database, tuning_id)
+def resume(tuning_id: Id, database: DatabaseDep, limits: LimitsDep) -> Response:
+    tuning_control.resume(database, tuning_id, limits)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 

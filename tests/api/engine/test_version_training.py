@@ -14,9 +14,11 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
 from autosync.api.db.tables import (
+    DomainRow,
     SimulatorRow,
     SimulatorTrainingRow,
     SimulatorVersionRow,
+    StrategyRow,
     TrialRow,
 )
 from autosync.api.engine import job_queue, measured_trials, version_training
@@ -26,6 +28,7 @@ from autosync.api.engine.measured_trials import (
     measured_sources,
     read_measured_trials,
     source_trials,
+    without_refused,
 )
 from autosync.api.engine.queue_worker import MOST_TRAINING_CLAIMS, train_next
 from autosync.api.engine.simulator_store import (
@@ -47,6 +50,7 @@ from autosync.api.engine.version_training import (
 from autosync.api.http.app import create_app
 from autosync.cluster import MessageCost
 from autosync.cluster.collective_curve import CollectiveCurve
+from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import encode
 from autosync.search.space import SPACES
@@ -283,8 +287,41 @@ def test_trainings_that_end_at_the_same_moment_make_a_version_each(
     assert made == [(claims[0].job_id, True), (claims[1].job_id, False)]
 
 
+def test_trials_of_documents_that_are_refused_by_now_are_left_out_and_told(
+    sqlite: Database, client: TestClient, small_dataset: Path
+) -> None:
+    """As an earlier version stored them, which checked less."""
+    request = small_request(12)
+    profile = request.domain.profile
+    slower = replace(request.domain, profile=replace(profile, update_seconds=1e-3))
+    finished(sqlite, request)
+    finished(sqlite, replace(request, domain=slower))
+    whole = read_measured_trials(sqlite)
+    assert without_refused(whole) == (whole, "")
+    refused = to_json(replace(profile, batch_size=7))
+    with sqlite.writing() as session:
+        session.get_one(DomainRow, request.domain.id).profile = refused
+    left, told = without_refused(read_measured_trials(sqlite))
+    assert {trial.domain_id for trial in left.trials} == {slower.id}
+    assert "batch size 7" in told
+    assert len(sources(sqlite)) == 1
+    name = left.trials[0].strategy_hash
+    with sqlite.writing() as session:
+        session.get_one(StrategyRow, name).document = "{}"
+    left, told = without_refused(read_measured_trials(sqlite))
+    assert left.trials
+    assert name not in {trial.strategy_hash for trial in left.trials}
+    assert "Refused documents: 2" in told
+    with sqlite.writing() as session:
+        session.execute(update(DomainRow).values(profile=refused))
+    assert train_next(sqlite, "here:1", NEVER)
+    (done,) = client.get("/v1/simulators/trainings").json()["items"]
+    assert (done["state"], done["version"], done["error"]) == ("finished", None, None)
+    assert done["message"].startswith(f"{NOTHING_NEW}; trials left out")
+
+
 def sources(database: Database) -> list[SplitTrials]:
-    measured = read_measured_trials(database)
+    measured, _ = without_refused(read_measured_trials(database))
     return measured_sources(measured, source_trials(measured))
 
 

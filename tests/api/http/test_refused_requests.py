@@ -116,6 +116,7 @@ def test_a_graph_too_large_to_be_true(client: TestClient) -> None:
         ({"space": {"max_parts": "x"}}, "space.max_parts", "'x'"),
         ({"space": {"max_groups": -1}}, "space.max_groups", "Give 1 or more"),
         ({"space": {"encodings": []}}, "encodings", "is empty"),
+        ({"graph": "vgg16", "space": {"slice_bytes": [1]}}, "schedule.slice_bytes", "1 bytes"),
         ({"space": {"encodings": [{"name": "powersgd", "rank": 240}]}}, "encoding.rank", "239"),
     ],
 )
