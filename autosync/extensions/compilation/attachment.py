@@ -90,6 +90,9 @@ class CompiledModel:
     def remove(self, keep_state: bool = True) -> None:
         self._drop_handles()
         self._model._compiled_call_impl = None
+        # The compiler counts what it has compiled of one function, for whichever backend, and runs
+        # the function eagerly behind a limit, which trials of one model would reach.
+        torch.compiler.reset()
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """Of torch.compile: a backend."""

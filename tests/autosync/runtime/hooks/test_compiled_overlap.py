@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
@@ -202,6 +203,19 @@ def test_more_regions_than_one_function_may_be_compiled_for() -> None:
         warnings.simplefilter("ignore")  # the compiler's own
         assert torch.isfinite(model(torch.ones(2, 6))).all()
     assert compiled.found == {*names}
+
+
+def test_a_model_is_compiled_however_often_it_was_before() -> None:
+    """As by the trials of a tuning; torch runs what it has compiled too often eagerly."""
+    torch._dynamo.reset()
+    model = tower()
+    with torch._dynamo.config.patch(recompile_limit=2), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        for _ in range(4):
+            compiled = compilation.attach(model, REGIONS, backend="eager")
+            model(torch.ones(2, 6))
+            compiled.remove()
+            assert compiled.found == {"blocks.0", "blocks.2"}
 
 
 def test_regions_may_be_named_as_a_wrapper_around_the_model_has_them() -> None:
