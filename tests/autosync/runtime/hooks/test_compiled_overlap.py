@@ -241,6 +241,18 @@ def test_a_region_that_no_graph_contains_is_told_of() -> None:
     compiled.remove()
 
 
+def test_a_model_that_is_not_called_itself_is_told_of() -> None:
+    """As a LightningModule whose training_step calls its parts."""
+    model = tower()
+    optimizer = make_optimizer("sgd", model)
+    one = CompiledRegions((tuple(f"blocks.{place}" for place in range(BLOCKS)),))
+    compiled = compilation.attach(model, one, [optimizer], backend="eager")
+    model.head(torch.ones(2, 6)).sum().backward()
+    with pytest.warns(UserWarning, match=r"no compiled graph contains blocks\.0,"):
+        optimizer.step()
+    compiled.remove()
+
+
 class Unusual(Tower):
     """Blocks that are checkpointed, or that run in another type."""
 
