@@ -108,14 +108,12 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
     named = None if stated and stated.operation else by_name
     heading = _Heading(named[1] if named else "", {}, "", {}, {})
     tables: list[_Table] = []
-    devices_listed = False
     rows = 0
     for number, line in enumerate(text.splitlines(), 1):
         words = TIMESTAMP.sub("", PREFIX.sub("", line[:LONGEST_LINE]).strip())
         if words.startswith("#") and (columns := _columns(words)):
             table = _Table(columns, replace_heading(heading), f"{source}, line {number}")
             tables.append(table)
-            devices_listed = False
         elif tables and _is_row(words):
             if (rows := rows + 1) > MOST_ROWS:
                 raise _refused(f"{source}, line {number}", f"more than {MOST_ROWS} rows")
@@ -123,9 +121,8 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
             heading.has_run = True
         else:
             if rank := RANK.match(words):
-                if not devices_listed:
+                if int(rank[1]) == 0:  # the list of another run, whether or not that one has ended
                     heading.hosts = {}
-                    devices_listed = True
                 heading.hosts[int(rank[1])] = rank[2]
             _read_heading(words, heading)
     sweeps = tuple(

@@ -131,6 +131,12 @@ def test_tables_of_one_log_are_read_one_by_one() -> None:
     assert [sweep.curve.ranks for sweep in found] == [4, 2]
 
 
+def test_ranks_of_a_run_that_failed_are_not_those_of_the_next() -> None:
+    failed = NEW[: NEW.index(HEADING)]
+    curve = only(failed + OLD_BROADCAST).curve
+    assert (curve.operation, curve.ranks, curve.nodes) == ("broadcast", 2, 1)
+
+
 def test_of_repeated_sweeps_the_median_counts() -> None:
     once = only(NEW)
     slower = replace(once.curve, seconds=tuple(2 * each for each in once.curve.seconds))
