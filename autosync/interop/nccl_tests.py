@@ -165,7 +165,7 @@ class _Table:
         self.from_end = {
             name: columns.index(name) - len(columns) for name in ("time", "algbw", "busbw")
         }
-        self.seconds: dict[float, float] = {}
+        self.seconds: dict[float, list[float]] = {}
         self.bus_share: list[float] = []
 
     def add(self, words: list[str], where: str) -> None:
@@ -193,7 +193,7 @@ class _Table:
             )
         if algbw >= 1:
             self.bus_share.append(busbw / algbw)
-        self.seconds[float(size)] = time_us * 1e-6
+        self.seconds.setdefault(float(size), []).append(time_us * 1e-6)
 
     def sweep(self, stated: Stated) -> Sweep:
         heading = self.heading
@@ -222,7 +222,7 @@ class _Table:
             raise _refused(self.where, f"has more than {MOST_SIZES} sizes")
         self._check_bus_share(operation, ranks)
         sizes = tuple(sorted(self.seconds))
-        seconds = _without_spikes(sizes, [self.seconds[size] for size in sizes])
+        seconds = _without_spikes(sizes, [median(self.seconds[size]) for size in sizes])
         forced = heading.forced
         curve = CollectiveCurve(
             operation,

@@ -147,6 +147,14 @@ def test_of_repeated_sweeps_the_median_counts() -> None:
     assert broadcast.operation == "broadcast"
 
 
+def test_of_repeated_cycles_the_median_counts() -> None:
+    """`-N 3` prints them under one heading."""
+    (row,) = (line for line in ROWS.splitlines() if line.split()[0] == "1024")
+    cycles = [row.replace("30.10", time) for time in ("40.00", "90.00")]
+    curve = only("\n".join([NEW, *cycles])).curve
+    assert curve.seconds[:2] == pytest.approx((40e-6, 40e-6))
+
+
 def test_what_a_log_does_not_say_is_asked_for() -> None:
     bare = HEADING + ROWS
     with pytest.raises(InvalidInput, match=r"does not say which collective.*"):
