@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from autosync.domain import Domain
-from autosync.extensions.registry import entry_of
 from autosync.nccl_knobs import NcclKnobs
 from autosync.population import Population
 from autosync.simulator.backends.nccl import Forced, cost_segments
@@ -37,9 +36,8 @@ class NcclPrediction(Prediction):
         Raises:
             InvalidInput: an algorithm or protocol does not run there.
         """
-        knobs = entry_of(population.extensions[population.extension[index]], NcclKnobs)
-        if knobs is None:
-            return domain
+        knobs = population.entry(index, NcclKnobs)
+        assert knobs is not None
         for each in knobs.ranges:  # refuses what runs on no such cluster
             forced = Forced(each.algorithm, each.protocol)
             runnable(topology_of(domain.cluster), each.operation, forced)
@@ -53,8 +51,7 @@ class NcclPrediction(Prediction):
 
     def account(self, domain: Domain, strategy: Strategy) -> list[str]:
         knobs = strategy.extension(NcclKnobs)
-        if knobs is None:
-            return []
+        assert knobs is not None
         unknown = {
             "min_ctas": knobs.min_ctas,
             "cga_cluster_size": knobs.cga_cluster_size is not None,

@@ -368,6 +368,7 @@ def clipped_otherwise(rank: int, world: int, case: Case) -> list[str]:
         refusal(lambda: accelerator.clip_grad_value_(model.parameters(), 0.1)),
         refusal(lambda: accelerator.join_uneven_inputs([model])),
     ]
+    accelerator.join_uneven_inputs([optimizer.optimizer])  # is no model
     optimizer.step()
     autosync.detach(plain)
     return found
