@@ -1,4 +1,4 @@
-"""Trains the next version of the simulator on all that was measured, and judges it."""
+"""Trains the next version of the simulator on what was measured, and judges it."""
 
 import hashlib
 import logging

@@ -77,7 +77,7 @@ def train(
     db: DatabaseUrl = DEFAULT_DATABASE,
     url: ServiceUrl = None,
 ) -> None:
-    """Train a simulator: on a dataset, into a file, or on all that a database's tunings measured.
+    """Train a simulator: on a dataset, into a file, or on what a database's tunings measured.
 
     With FOLDER and FILE it is judged on the domains of each model in turn, by one that learned from
     the others alone. Without, it becomes the database's next version, and is used from then on
@@ -158,7 +158,7 @@ def _train_version(db: str, url: str | None, seed: int) -> None:
         from autosync.api.engine.queue_worker import this_worker, train_next
 
         log = log_to_file("train")
-        say("training on all that was measured")
+        say("training on what was measured")
         train_next(at.database, this_worker(), threading.Event())
         training = at.client.simulators.training(training.id)
         if training.state == "failed":
