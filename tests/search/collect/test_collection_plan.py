@@ -64,9 +64,9 @@ def test_unknown_targets_of_a_plan_are_named(tmp_path: Path) -> None:
         _ = bad.scales
     with pytest.raises(InvalidInput, match=r"bad\.time_scale"):
         _ = replace(TARGET, name="bad", time_scale="1e400").scales
-    for name in ("strategies", "picks"):
-        with pytest.raises(InvalidInput, match=f"{name} -1 is below"):
-            domain_of(replace(TARGET, **{name: -1}))
+    for wrong in (replace(TARGET, strategies=-1), replace(TARGET, picks=-1)):
+        with pytest.raises(InvalidInput, match=r"(strategies|picks) -1 is below"):
+            domain_of(wrong)
     with pytest.raises(InvalidInput, match="stands twice"):
         CollectionPlan((TARGET, TARGET))
     for name in ("", "../small", "small/one", "."):
