@@ -191,7 +191,7 @@ def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
         tuning.id: tuple(
             caveat
             for caveat, holds in (
-                (NOT_SHAPED, tuning.launcher == "local" or _ran_where(tuning, UNSHAPED)),
+                (NOT_SHAPED, _ran_where(tuning, UNSHAPED)),
                 (ESTIMATED, tuning.profile_source == "estimated"),
                 (FEW_CORES, _ran_where(tuning, SHORT_OF_CORES)),
                 (WAITS_PREDICTED, _ran_where(tuning, PREDICTED_WAITS)),

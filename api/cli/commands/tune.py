@@ -278,7 +278,8 @@ def _started(
     say(f"{scales}, budget {spec.budget} strategies")
     if spec.compute == "kernels":
         say(f"Trials compute kernels on {spec.compute_device}; what they take is measured first")
-    if tuning.launcher == "local":
+    by_nccl = spec.compute_device == "cuda" and domain.cluster.backend == "nccl"
+    if tuning.launcher == "local" and not (by_nccl and len(domain.cluster.nodes) == 1):
         warn_unshaped()
     say(f"[dim]Tuning {tuning.id[:8]} in {escape(place)}[/]")
     return tuning
