@@ -35,7 +35,7 @@ from autosync.runtime.hooks.model_hooks import (
     Removable,
     check_not_in_ddp,
 )
-from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, renormalized_tables
 from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.transport.agreement import (
@@ -196,16 +196,19 @@ class ClockedAttachment:
 
         Raises:
             NotSupported: the script has written other values into parameters, which this would
-                replace.
+                replace. A table that forward passes renormalize does not count.
         """
         self.client.check()
         with self.reporting(call):
-            for bucket in self.buckets:
-                changed = bucket.changed(self.shown[bucket.index], self.parameters)
-                if changed is not None:
-                    own = self.parameters[changed]
-                    held = self.model.named_parameters()
-                    raise _written(call, next((name for name, p in held if p is own), ""))
+            changed = {
+                id(self.parameters[variable])
+                for bucket in self.buckets
+                for variable in bucket.changed(self.shown[bucket.index], self.parameters)
+            }
+            changed -= {id(table.weight) for table in renormalized_tables(self.model).values()}
+            for name, parameter in self.model.named_parameters():
+                if id(parameter) in changed:
+                    raise _written(call, name)
         self.synchronize(call)
 
     def synchronize(self, call: str) -> None:

@@ -299,6 +299,22 @@ def test_an_average_that_is_swapped_in_is_not_replaced_by_what_is_saved(pair: Ra
         assert values == expected
 
 
+def evaluated(rank: int, world: int) -> list[str]:
+    """Saved behind forward passes, which scale rows of a table."""
+    model = nn.Sequential(nn.Embedding(5, 6, max_norm=0.1), nn.Linear(6, 3))
+    made = attached(model, torch.optim.SGD(model.parameters(), lr=RATE), SERVERS, world, 1)
+    model(torch.arange(5))
+    said = [refusal(model.state_dict)]
+    model(torch.arange(5))
+    said.append(refusal(made.given.state_dict))
+    made.detach()
+    return said
+
+
+def test_a_table_that_a_forward_pass_renormalizes_can_be_saved(pair: Ranks) -> None:
+    assert pair.run(evaluated) == [["", ""]] * 2
+
+
 def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
     """Rank 0's branch differs from rank 1's, so each lacks the state of a layer."""
     model = make_model("branching")
