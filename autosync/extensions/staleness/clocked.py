@@ -35,7 +35,7 @@ from autosync.runtime.hooks.model_hooks import (
     Removable,
     check_not_in_ddp,
 )
-from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, renormalized_tables
 from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.transport.agreement import (
@@ -114,7 +114,9 @@ class ClockedAttachment:
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_state_dict_pre_hook(self._before_optimizer_state),
             model.register_forward_pre_hook(opaque(lambda *given: self._before_forward(*given))),
-            model.register_state_dict_pre_hook(lambda *_: self._save("model.state_dict()")),
+            model.register_state_dict_pre_hook(
+                lambda *_: self.synchronize("model.state_dict()", saves=True)
+            ),
             *self._watch_loading(),
             ModelMethods(model, self.no_sync, self.reporting),
         ]
@@ -191,38 +193,36 @@ class ClockedAttachment:
         self.shown = self.before if values is None else values
         self.ages[self.client.age] += 1
 
-    def _save(self, call: str) -> None:
-        """What is saved are the servers' values, on every rank.
+    def _written_into(self) -> str:
+        """A variable that has no longer the values that it was given last; empty where all have
+        them. Tables that forward passes renormalize do not count."""
+        changed = {
+            id(self.parameters[variable])
+            for bucket in self.buckets
+            for variable in bucket.changed(self.shown[bucket.index], self.parameters)
+        }
+        changed -= {id(table.weight) for table in renormalized_tables(self.model).values()}
+        named = self.model.named_parameters()
+        return next((name for name, parameter in named if id(parameter) in changed), "")
 
-        Raises:
-            NotSupported: the script has written other values into parameters, which this would
-                replace.
-        """
-        self.client.check()
-        with self.reporting(call):
-            for bucket in self.buckets:
-                changed = bucket.changed(self.shown[bucket.index], self.parameters)
-                if changed is not None:
-                    own = self.parameters[changed]
-                    held = self.model.named_parameters()
-                    raise _written(call, next((name for name, p in held if p is own), ""))
-        self.synchronize(call)
-
-    def synchronize(self, call: str) -> None:
+    def synchronize(self, call: str, saves: bool = False) -> None:
         """Every rank holds the sum of all updates, and rank 0's module buffers. A collective, after
-        as many steps on every rank. call: of the script, for which it is.
+        as many steps on every rank. call: of the script, for which it is. saves: what scripts have
+        written into parameters since is not to be replaced.
 
         Raises:
             InvalidInput: ranks have taken different numbers of steps.
-            NotSupported: a module buffer has changed its shape; or a rank has refused to go on, in
-                its words.
+            NotSupported: a module buffer has changed its shape; there are written values that are
+                not to be replaced; or a rank has refused to go on, in its words.
             SynchronizationFailed: a rank died, or did not come.
         """
         self.client.check()
         control = self.meeting.control
         with self.reporting(call), ranks_meet():
             self.calls.meet(call)
-            steps = [int(text) for text in gather_texts(control, str(self.client.iterations))]
+            mine = self.client.iterations, self._written_into() if saves else ""
+            said = [json.loads(text) for text in gather_texts(control, json.dumps(mine))]
+            steps = [taken for taken, _ in said]
             if len({*steps}) > 1:
                 raise InvalidInput(
                     f"{call} needs every rank's updates, and the ranks have taken {steps} steps.",
@@ -230,6 +230,9 @@ class ClockedAttachment:
                     value=steps,
                     remedy="Let every rank take as many steps before it.",
                 )
+            for rank, (_, name) in enumerate(said):
+                if name:
+                    raise _written(call, name, rank)
             self.client.read_own()
             self._barrier()  # from here on every server holds every update
             for bucket in self.buckets:
@@ -304,7 +307,7 @@ class ClockedAttachment:
         self.meeting.control.barrier(dist.BarrierOptions()).wait()
 
     def _before_optimizer_state(self, *_: Any) -> None:
-        self._save("optimizer.state_dict()")
+        self.synchronize("optimizer.state_dict()", saves=True)
         self._take_mean_state()
 
     def _before_loading(self, module: nn.Module) -> None:
@@ -385,10 +388,11 @@ def _check_unscaled(optimizer: Optimizer, *_: Any) -> None:
         )
 
 
-def _written(call: str, name: str) -> NotSupported:
+def _written(call: str, name: str, rank: int) -> NotSupported:
     return NotSupported(
-        f"the script has written into variable {name!r} since the last step(), as one does that "
-        f"swaps an average of weights in: {call} would put the servers' values in its place.",
+        f"the script has written into variable {name!r} on rank {rank} since the last step(), as "
+        f"one does that swaps an average of weights in: {call} would put the servers' values in "
+        "its place.",
         thing=f"variable {name}",
         value=call,
         remedy="Swap averages into a copy of the model, and save that; change the values of all "
