@@ -13,7 +13,6 @@ from tests.api.cli.forked_command import LONGEST_SECONDS, ROOT, ForkedCommand, f
 from tests.domains import chain_graph, grid_cluster
 
 __all__ = [
-    "HEAVY",
     "LONGEST_SECONDS",
     "ROOT",
     "autosync",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from autosync.__main__ import run
 from tests.api.cli.command import (
-    HEAVY,
     LONGEST_SECONDS,
     ROOT,
     autosync,
@@ -30,14 +29,6 @@ def test_the_module_runs_as_the_command(tmp_path: Path) -> None:
     out, error = start_anew(tmp_path, "models").communicate(timeout=LONGEST_SECONDS)
     assert "resnet50" in out, error
     assert autosync(tmp_path, "models").stdout == out
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = f"import sys, autosync.api.cli.main; print([m for m in {HEAVY} if m in sys.modules])"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    assert loaded.stdout.strip() == "[]"
 
 
 def test_a_shell_completes_names(tmp_path: Path) -> None:
