@@ -117,6 +117,7 @@ def test_events_tell_the_whole_story_and_go_on_where_they_stopped(
     tuning_id = finished(sqlite, REQUEST)
     story = client.get(f"/v1/tunings/{tuning_id}/events")
     assert story.headers["content-type"].startswith("text/event-stream")
+    assert story.headers["x-accel-buffering"] == "no", "asks proxies not to hold it back"
     events = story.text.strip().split("\n\n")
     assert events[-1] == 'event: end\ndata: {"state": "finished"}'
     kinds = [json.loads(event.split("data: ")[1])["kind"] for event in events[:-1]]
@@ -146,11 +147,6 @@ def test_events_are_listed_in_pages_at_once(client: TestClient, sqlite: Database
     assert client.get(path, params={"after": last}).json()["items"] == []
     refused(client.get(path, params={"after": -1}), 422, "greater than or equal")
     refused(client.get("/v1/tunings/none/events?after=0"), 404, "no tuning")
-
-
-def test_a_stream_asks_proxies_not_to_hold_it_back(client: TestClient, sqlite: Database) -> None:
-    story = client.get(f"/v1/tunings/{finished(sqlite, REQUEST)}/events")
-    assert story.headers["x-accel-buffering"] == "no"
 
 
 def test_an_event_of_any_kind_is_told_and_hides_no_progress(
@@ -193,7 +189,8 @@ def test_state_of_a_running_one_over_the_api(client: TestClient, sqlite: Databas
     tuning = client.get(f"/v1/tunings/{held.job_id}").json()
     assert tuning["state"] == "running"
     assert tuning["best_seconds"] > 0
-    refused(client.get(f"/v1/tunings/{held.job_id}/bundle"), 409, "running", "?strategy=")
+    early = refused(client.get(f"/v1/tunings/{held.job_id}/bundle"), 409, "running", "?strategy=")
+    assert early["thing"] == "bundle"
     assert client.post(f"/v1/tunings/{held.job_id}/cancel").json()["state"] == "cancelling"
     job_queue.end_cancelled(sqlite, held)
 
