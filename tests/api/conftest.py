@@ -1,4 +1,4 @@
-"""Fixtures over real databases: a test that changes one gets a fresh, migrated one."""
+"""Real databases, of which each test that changes one gets its own, and a client of the service."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
 from autosync.api.db import Database, migrate
-from tests.api.databases import (
-    migrated_file,
-    opened,
-    postgresql_database,
-    postgresql_server,
-)
+from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.http.app import create_app
+from tests.api.databases import migrated_file, opened, postgresql_database, postgresql_server
+from tests.api.http.rest_answers import posted
 from tests.api.openapi_document import built_once
 from tests.api.real_tuning import RealTuning, killed_and_resumed
 from tests.api.sample import Shown, shown_tunings
@@ -115,3 +114,22 @@ def database(url: str) -> Iterator[Database]:
 def sqlite(sqlite_url: str) -> Iterator[Database]:
     with opened(sqlite_url) as database:
         yield database
+
+
+@pytest.fixture
+def limits() -> ServiceLimits:
+    """Of the client's service; files may have their own."""
+    return ServiceLimits()
+
+
+@pytest.fixture
+def client(sqlite: Database, limits: ServiceLimits) -> Iterator[TestClient]:
+    app = create_app(sqlite, limits=limits)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.fixture
+def ids(client: TestClient) -> dict[str, str]:
+    """A graph and a cluster that were posted."""
+    return posted(client)

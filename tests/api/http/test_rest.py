@@ -5,7 +5,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
@@ -21,20 +20,12 @@ from autosync.bundle import Bundle
 from autosync.documents import from_json, to_data, to_json
 from autosync.domain import Domain
 from autosync.search.loop.earlier_document import EarlierTrials
-from tests.api.http.rest_answers import YAML, refused
+from tests.api.http.rest_answers import YAML, posted, refused
 from tests.api.sample import claimed, finished, run_search, small_request, waiting
-from tests.domains import chain_graph, grid_cluster
+from tests.domains import chain_graph
 
 REQUEST = small_request()
-GRAPH, CLUSTER = chain_graph(), grid_cluster()
-
-
-@pytest.fixture
-def ids(client: TestClient) -> dict[str, str]:
-    """A graph and a cluster that were posted."""
-    graph = client.post("/v1/graphs", content=to_json(GRAPH)).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(CLUSTER)).json()["id"]
-    return {"graph": graph, "cluster": cluster}
+GRAPH = chain_graph()
 
 
 def test_a_graph_posted_twice_is_one(client: TestClient, sqlite: Database) -> None:
@@ -239,17 +230,11 @@ def test_what_changes_has_another_tag(client: TestClient, sqlite: Database) -> N
 POSTS = 100
 
 
-def asked(client: TestClient) -> dict[str, Any]:
-    graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
-    return {"graph": graph, "cluster": cluster, "budget": 3}
-
-
 def test_a_hundred_at_once_are_one_tuning(database: Database) -> None:
     """Also where the client's queue has room for no other."""
     app = create_app(database, limits=ServiceLimits(queued=1))
     with TestClient(app, base_url="http://127.0.0.1") as client:
-        body = asked(client)
+        body = {**posted(client), "budget": 3}
 
         def post(number: int) -> Any:
             return client.post("/v1/tunings", json=body, headers={"Idempotency-Key": "mine"})
@@ -268,7 +253,7 @@ def test_a_key_means_one_body_of_one_client(sqlite: Database) -> None:
     app = create_app(sqlite, Access("alice:open,bob:sesame"))
     alice, bob = ({"authorization": f"Bearer {token}"} for token in ("open", "sesame"))
     with TestClient(app, base_url="http://127.0.0.1", headers=alice) as client:
-        body = asked(client)
+        body = {**posted(client), "budget": 3}
         key = {"Idempotency-Key": "mine"}
         first = client.post("/v1/tunings", json=body, headers=key)
         turned = dict(reversed(body.items()))
