@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,6 +18,7 @@ from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.api.spec import TuningSpec
 from autosync.api.views import reports
+from autosync.api.views.dashboard.strategy_accounts import strategy_account
 from autosync.api.views.dashboard.tuning_form import form_of_tuning
 from autosync.api.views.rankings import RankingFilter, baseline_strategy, found_strategies
 from autosync.search.loop.outcome import DDP
@@ -30,6 +32,7 @@ from tests.api.sample import (
     run_search,
     small_request,
 )
+from tests.api.views.test_lists import rows_of, whole
 
 REQUEST = small_request(budget=8)
 
@@ -100,16 +103,11 @@ def test_a_filtered_ranking_comes_in_pages_and_keeps_ranks(database: Database) -
             row.strategy_id: row.rank for row in reports.ranked_strategies(session, tuning).items
         }
         for wanted in (RankingFilter(sort="-spread"), RankingFilter("", "measured", "origin")):
-            whole = found_strategies(session, tuning, 100, None, wanted).items
-            assert len(whole) > 3
-            pages, cursor = [], None
-            while True:
-                page = found_strategies(session, tuning, 3, cursor, wanted)
-                pages += page.items
-                if (cursor := page.next) is None:
-                    break
-            assert pages == whole
-            assert all(row.rank == ranks[row.strategy_id] for row in whole)
+            together = found_strategies(session, tuning, 100, None, wanted).items
+            assert len(together) > 3
+            pages = whole(partial(found_strategies, session, tuning, 3, wanted=wanted))
+            assert rows_of(pages) == together
+            assert all(row.rank == ranks[row.strategy_id] for row in together)
 
 
 def test_trials_are_filtered_and_sorted_by_their_address(
@@ -346,8 +344,6 @@ def test_who_waits_is_told_why(reader: TestClient, shown: Database) -> None:
 
 
 def test_bytes_by_nic_are_those_that_were_counted(shown: Database) -> None:
-    from autosync.api.views.dashboard.strategy_accounts import strategy_account
-
     request = replace(REQUEST, byte_scale=1 / 64)
     held, store = claimed(shown, request)
     run_search(store, request)
