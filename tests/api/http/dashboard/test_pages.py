@@ -178,14 +178,13 @@ def test_before_there_is_an_answer_speed_ups_say_what_they_are_over(sqlite: Data
             assert "Over DDP" not in page
 
 
-def test_sizes_of_buckets_are_no_slices(sqlite: Database) -> None:
+def test_sizes_of_buckets_are_no_slices(client: TestClient, sqlite: Database) -> None:
     """torch's DDP sends each bucket in one message."""
     tuning_id = finished(sqlite, small_request(space=SPACES["buckets"]))
     with sqlite.reading() as session:
         rows = reports.ranked_strategies(session, tuning_id).items
     sized = next(row.strategy_id for row in rows if "bucket_cap_mb=" in row.words)
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        page = text_of(client, f"/tunings/{tuning_id}/strategies/{sized}")
+    page = text_of(client, f"/tunings/{tuning_id}/strategies/{sized}")
     assert "Slices none none" in page
     assert "all-reduce" in page
     assert "all reduce" not in page, "one word for one thing"
@@ -241,12 +240,11 @@ def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -
     job_queue.cancel(shown, answer.headers["location"].rpartition("/")[2])
 
 
-def test_the_form_of_a_bundled_model_names_it(sqlite: Database) -> None:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        spec = TuningSpec(graph="resnet50", cluster="example-4x1", batch_size=16, byte_scale=0.125)
-        posted = client.post("/v1/tunings", content=spec.model_dump_json(exclude_unset=True))
-        with sqlite.reading() as session:
-            fields = form_of_tuning(session, posted.json()["id"]).fields
+def test_the_form_of_a_bundled_model_names_it(client: TestClient, sqlite: Database) -> None:
+    spec = TuningSpec(graph="resnet50", cluster="example-4x1", batch_size=16, byte_scale=0.125)
+    posted = client.post("/v1/tunings", content=spec.model_dump_json(exclude_unset=True))
+    with sqlite.reading() as session:
+        fields = form_of_tuning(session, posted.json()["id"]).fields
     assert (fields["graph"], fields["batch_size"]) == ("resnet50", "16")
     assert (fields["cluster"], fields["byte_scale"]) == ("example-4x1", "0.125")
 
