@@ -38,12 +38,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return checkpoint(tmp_path_factory.mktemp("made"), opinionated())
 
 
-@pytest.fixture
-def client(sqlite: Database) -> Iterator[TestClient]:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def empty(module_url: str) -> Iterator[Database]:
     """One database for all that is refused: it stays as it is."""
