@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ from autosync import environment
 from autosync.api.cli.main import app
 from autosync.api.engine.api_keys import make_key
 from tests.api.databases import opened, postgresql_database
-from tests.api.http.serving import served
+from tests.api.http.serving import free_port, served
 from tests.packaging.builds import INSTRUCTIONS, ROOT
 
 FOLDER = ROOT / "packaging"
@@ -273,9 +272,7 @@ def test_the_service_and_a_worker_as_compose_starts_them(
     tmp_path: Path, programs: Path, postgresql: str
 ) -> None:
     """With a free port in place of theirs, and the database's address in a file."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     token = tmp_path / "token"
     token.write_text("from a file\n")
     check = COMPOSE["services"]["service"]["healthcheck"]["test"][1:]
