@@ -1,6 +1,7 @@
 """The scripts of examples/ as users start them, and the domains that their bundles are for."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,6 @@ from autosync.cluster.cluster_file import load_cluster
 from autosync.domain import Domain
 from autosync.importing import import_module, load_target
 from autosync.profiling import estimate_profile
-from tests.api.http.serving import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -24,7 +24,10 @@ then, on a busy machine, at the end of a script that has only DDP (pytorch issue
 
 def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
     """What the script prints epoch by epoch, on two ranks; spawn: that it starts itself."""
-    shared = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MASTER_PORT": str(free_port())}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MASTER_PORT": port}
 
     def command(logs: str) -> list[str]:
         started = [str(EXAMPLES / script), *arguments]
@@ -40,7 +43,7 @@ def losses(script: str, *arguments: str, spawn: bool = False) -> list[float]:
             return subprocess.run(
                 command(logs),
                 cwd=ROOT,
-                env={**os.environ, **shared},
+                env={**os.environ, **environment},
                 capture_output=True,
                 text=True,
                 timeout=LONGEST_SECONDS,
