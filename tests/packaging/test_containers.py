@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 import uvicorn
@@ -301,10 +300,5 @@ def wait(process: "subprocess.Popen[str]", done: Any) -> None:
 
 def status(port: str, path: str, token: str = "") -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
+    url = f"http://127.0.0.1:{port}{path}"
+    return httpx.get(url, headers=headers, timeout=START_SECONDS).status_code
