@@ -196,10 +196,17 @@ def assert_sorted(session: Session, name: str, done: list[str], waiting: list[st
         return
     assert set(up[2:]) == set(down[2:]) == set(waiting)  # they have no such value
     assert up[:2] == down[:2][::-1]
+    if name == "finished":
+        assert up[:2] == done
+        return
     first, second = (values[each] for each in up[:2])
-    if name == "speedup":
-        assert first.result is not None
-        assert second.result is not None
+    assert first.best_seconds is not None
+    assert second.best_seconds is not None
+    assert first.result is not None
+    assert second.result is not None
+    if name == "best_seconds":
+        assert first.best_seconds <= second.best_seconds
+    else:
         assert first.result.speedup <= second.result.speedup
 
 
