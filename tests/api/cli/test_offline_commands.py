@@ -1,4 +1,4 @@
-"""Commands that run nothing: rank, predict, verify, explain, import, models, clusters, schema."""
+"""Commands that run nothing: rank, verify, explain, import, models, clusters, schema."""
 
 import json
 from dataclasses import replace
@@ -136,14 +136,6 @@ def test_the_table_marks_ddp_and_that_nothing_ran(folder: Path) -> None:
     table = autosync(folder, "rank", "chain.json", "pair.yaml", *options).stdout
     assert "DDP" in table
     assert "nothing was run" in table
-
-
-def test_prediction_of_named_strategies(folder: Path) -> None:
-    options = ("chain.json", "pair.yaml", "--strategy", "ddp", "--json")
-    slow = autosync(folder, "predict", *options, "--step-seconds", "2.0")
-    (answer,) = json.loads(slow.stdout)
-    assert answer["strategy"] == "ddp"
-    assert answer["predicted_seconds"] >= 2.0
 
 
 def test_brackets_in_names_are_printed_as_they_are(folder: Path) -> None:

@@ -208,15 +208,6 @@ def test_the_token_comes_from_the_environment(
         assert client.tunings.list(limit=1) is not None
 
 
-def test_a_settings_refusal_says_why(client: Client, database: Database) -> None:
-    tuning_id = finished(database)
-    rows = client.tunings.strategies(tuning_id).items
-    ddp = next(row.strategy_id for row in rows if row.is_ddp)
-    with pytest.raises(ServiceError, match="every gradient is reduce-scattered") as caught:
-        client.tunings.settings(tuning_id, "fsdp2", strategy=ddp)
-    assert caught.value.status == 409
-
-
 def test_a_tuning_that_goes_on_is_not_waited_for_longer(client: Client, database: Database) -> None:
     held, _ = claimed(database, small_request())
     with pytest.raises(TimeoutError, match="is running after 0"):

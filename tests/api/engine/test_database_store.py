@@ -21,7 +21,8 @@ from autosync.search.loop.tuning_store import MemoryStore, Store
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError
 from tests.api.client.service_queues import service_queue
-from tests.api.databases import opened, postgresql_database
+from tests.api.conftest import fresh_url
+from tests.api.databases import opened
 from tests.api.sample import candidates, claimed, proposal, result, small_request, timeline
 
 REQUEST = small_request()
@@ -33,17 +34,13 @@ PROPOSALS = [proposal(candidate) for candidate in CANDIDATES]
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
-    elif request.param == "sqlite":
-        yield claimed(request.getfixturevalue("sqlite"), REQUEST)[1]
     elif request.param == "service":
         database = request.getfixturevalue("sqlite")
         held, _ = claimed(database, REQUEST)
         with service_queue(database) as queue:
             yield queue.store(held)
     else:
-        server = request.getfixturevalue("postgresql")
-        template = request.getfixturevalue("postgresql_template")
-        with postgresql_database(server, template) as url, opened(url) as database:
+        with fresh_url(request, request.param) as url, opened(url) as database:
             yield claimed(database, REQUEST)[1]
 
 

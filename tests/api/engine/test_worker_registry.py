@@ -35,14 +35,13 @@ def test_readiness_counts_workers_and_the_age_of_the_queue(database: Database) -
         assert 0 < answer.json()["oldest_queued_seconds"] < 600
 
 
-def test_gpus_that_no_worker_has_are_refused(sqlite: Database) -> None:
+def test_gpus_that_no_worker_has_are_refused(client: TestClient, sqlite: Database) -> None:
     asked = {"graph": "resnet50", "cluster": "example-4x1", "launcher": "local"}
     asked |= {"compute": "kernels", "compute_device": "cuda"}
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        register(sqlite, "first", lease_seconds=60.0, gpus=0)
-        refused = client.post("/v1/tunings", json=asked)
-        assert refused.status_code == 409
-        assert refused.json()["thing"] == "compute_device"
-        assert client.get("/v1/tunings").json()["total"] == 0
-        register(sqlite, "second", lease_seconds=60.0, gpus=1)
-        assert client.post("/v1/tunings", json=asked).status_code == 202
+    register(sqlite, "first", lease_seconds=60.0, gpus=0)
+    refused = client.post("/v1/tunings", json=asked)
+    assert refused.status_code == 409
+    assert refused.json()["thing"] == "compute_device"
+    assert client.get("/v1/tunings").json()["total"] == 0
+    register(sqlite, "second", lease_seconds=60.0, gpus=1)
+    assert client.post("/v1/tunings", json=asked).status_code == 202

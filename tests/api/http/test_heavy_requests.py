@@ -21,13 +21,14 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
+from autosync.api.engine.api_keys import make_key
 from autosync.api.engine.prediction_work import check_work, estimated_seconds
-from autosync.api.engine.service_limits import OF_BODIES, ServiceLimits, TryLater
+from autosync.api.engine.service_limits import OF_BODIES, ServiceLimits
 from autosync.api.http import answer_processes, heavy_requests
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.access.guard import methods_of
 from autosync.api.http.answer_process import ForwardedAnswer
-from autosync.api.http.answer_processes import WAITING, WAITING_BYTES, AnswerProcesses, _Turns
+from autosync.api.http.answer_processes import AnswerProcesses
 from autosync.api.http.app import API, create_app
 from autosync.api.http.heavy_requests import SMALL_JSON_BYTES
 from autosync.cluster.cluster_file import load_cluster
@@ -36,23 +37,22 @@ from autosync.documents import to_json
 from autosync.errors import InvalidInput
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.api.http.forms import given_token
+from tests.api.http.rest_answers import posted
 from tests.api.http.serving import Service, children
 from tests.api.sample import claimed, finished, small_request
-from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.domains import chain_graph, domain_of
 from tests.waiting import until
 
 SHAPES = ((4, 4),) * 600
 """Of a graph whose document is large."""
 PATIENCE_SECONDS = 120.0
 """Not what it takes, but when to give up."""
-CHAIN = {"graph": "", "cluster": "", "proposals": 16, "top": 1, "simulator": "timeline"}
+CHAIN = {"proposals": 16, "top": 1, "simulator": "timeline"}
 
 
 def stored(client: httpx.Client | TestClient, shapes: Any = ((64, 32), (32,))) -> dict[str, Any]:
     """A request for a ranking."""
-    graph = client.post("/v1/graphs", content=to_json(chain_graph(shapes))).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
-    return {**CHAIN, "graph": graph, "cluster": cluster}
+    return {**CHAIN, **posted(client, chain_graph(shapes))}
 
 
 @pytest.fixture
@@ -183,48 +183,6 @@ def test_links_that_stand_as_one_are_no_work() -> None:
             check_work([on_gloo], TimelineSimulator(), 30_000, ServiceLimits())
 
 
-def test_a_client_has_one_turn_and_others_have_theirs() -> None:
-    async def turns() -> None:
-        held = _Turns()
-        async with held.turn("predicting", "alice", 0):
-            with pytest.raises(TryLater, match="another prediction of yours"):
-                async with held.turn("predicting", "alice", 0):
-                    pass
-            async with held.turn("predicting", "bob", 0), held.turn("reading", "alice", 0):
-                with pytest.raises(TryLater, match="another prediction is"):
-                    async with held.turn("predicting", "carol", 0):
-                        pass
-        async with held.turn("predicting", "alice", 0):
-            pass
-        assert not held._asked
-        assert not held._locks
-
-    asyncio.run(turns())
-
-
-def test_as_many_wait_as_may_and_in_order() -> None:
-    async def turns() -> None:
-        held, done = _Turns(), []
-
-        async def read(number: int, size_bytes: int = 1) -> None:
-            async with held.turn("reading", "alice", size_bytes):
-                done.append(number)
-
-        async with held.turn("reading", "alice", WAITING_BYTES):
-            with pytest.raises(TryLater):
-                await read(0)
-        async with held.turn("reading", "alice", 1):
-            waiting = [asyncio.create_task(read(number)) for number in range(WAITING["reading"])]
-            await asyncio.sleep(0)
-            with pytest.raises(TryLater, match="large requests"):
-                await read(0)
-            assert done == []
-        await asyncio.gather(*waiting)
-        assert done == list(range(WAITING["reading"]))
-
-    asyncio.run(turns())
-
-
 def test_a_process_starts_while_its_reader_fills_in_the_form_and_ends_with_its_time(
     sqlite: Database,
 ) -> None:
@@ -270,8 +228,6 @@ def test_a_process_that_somebody_else_ends_is_replaced_and_one_that_waits_ends(
 
 
 def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:
-    from autosync.api.engine.api_keys import make_key
-
     app = create_app(sqlite, Access("a token"))
     key = make_key(sqlite, "reader", "read").text
     with TestClient(app, base_url="http://127.0.0.1") as client:
@@ -284,8 +240,6 @@ def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:
 def test_a_key_of_a_worker_prepares_no_prediction_and_has_no_documents_looked_up(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autosync.api.engine.api_keys import make_key
-
     asked: list[str] = []
     monkeypatch.setattr(AnswerProcesses, "prepare", lambda _, lane: asked.append(lane))
     heavy = {key: lambda *_: asked.append("load") for key in heavy_requests.READING}
@@ -309,8 +263,6 @@ LARGE = [
 
 
 def test_who_may_not_is_refused_before_a_large_body_is_read(sqlite: Database) -> None:
-    from autosync.api.engine.api_keys import make_key
-
     app = create_app(sqlite)
     read: list[str] = []
     shown = {"authorization": f"Bearer {make_key(sqlite, 'reader', 'read').text}"}

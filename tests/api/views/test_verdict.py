@@ -42,8 +42,8 @@ from autosync.trials.request_names import (
     PREDICTED_WAITS,
     SHORT_OF_CORES,
 )
+from tests.api.conftest import fresh_url
 from tests.api.databases import opened
-from tests.api.fixtures import fresh_url
 from tests.api.sample import Shown, claimed, finished, finished_without_ddp, small_request
 
 REQUEST = small_request(budget=6)

@@ -19,9 +19,9 @@ from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.access.authentication import MOST_CLIENTS, RateLimiter
 from autosync.api.http.access.browser import address_of
 from autosync.api.http.app import create_app
-from autosync.documents import to_json
 from autosync.errors import InvalidInput
 from tests.api.http.forms import given_token
+from tests.api.http.rest_answers import posted
 from tests.api.http.serving import PATIENCE_SECONDS, served
 from tests.domains import chain_graph, grid_cluster
 
@@ -269,11 +269,7 @@ def test_names_are_text_on_every_page(sqlite: Database) -> None:
     )
     cluster = replace(grid_cluster(), name=hostile)
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        body = {
-            "graph": client.post("/v1/graphs", content=to_json(graph)).json()["id"],
-            "cluster": client.post("/v1/clusters", content=to_json(cluster)).json()["id"],
-            "budget": 1,
-        }
+        body = {**posted(client, graph, cluster), "budget": 1}
         tuning = client.post("/v1/tunings", json=body).json()["id"]
         notes = {"note": hostile, "tags": "<b>", **given_token(client)}
         client.post(f"/tunings/{tuning}/notes", data=notes)
