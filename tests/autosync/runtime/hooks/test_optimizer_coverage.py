@@ -23,15 +23,14 @@ from tests.autosync.runtime.distributing import (
     bundle_of,
     ddp_of,
     distributed,
+    each_engine,
+    each_plan,
     refusal,
     train,
     warned,
 )
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
-
-each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
-each_engine = pytest.mark.parametrize("case", [*PLANS.values(), DDP], ids=[*PLANS, "ddp"])
 
 
 def with_outside(rank: int, world: int, case: Case) -> str:
