@@ -134,7 +134,7 @@ def test_edges_pass_through_views(tied: ModelGraph) -> None:
     assert not {o.type for o in tied.operations} & {"view", "t", "transpose", "expand", "detach"}
 
 
-def test_writes_in_place_chain(tied: ModelGraph) -> None:
+def test_writes_in_place_chain() -> None:
     graph = recorded(modules.Slices())
     by_name = {operation.name: operation for operation in graph.operations}
     sources = {graph.operations[i].name for i in by_name["copy_:2"].inputs}
