@@ -6,8 +6,7 @@ from autosync.profiling import estimate_profile
 
 
 def assert_graph_contract(graph: ModelGraph, batch_size: int) -> None:
-    """The orders agree with the edges, every variable has a consumer, and a prediction can begin
-    with it."""
+    """The orders agree, every variable has a consumer, and a prediction can begin with it."""
     assert graph.batch_size == batch_size
     assert from_json(ModelGraph, to_json(graph)) == graph
     place = {operation: i for i, operation in enumerate(graph.backward_order)}
