@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autosync.diagnosis.rank_trace import intersection, rank_trace, union, without
+from autosync.diagnosis.rank_trace import RankTrace, intersection, rank_trace, union, without
 from autosync.errors import InvalidInput
 from tests.autosync.diagnosis.traces import event, gloo_step, nccl_step, trace
 
@@ -76,19 +76,36 @@ def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) ->
         rank_trace(made, "t.json")
 
 
+def read_beside(*hostile: Any) -> RankTrace:
+    given = gloo_step(0, 600, 900)
+    return rank_trace({**given, "traceEvents": [*given["traceEvents"], *hostile]}, "t.json")
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
-        event("cpu_op", "c10d::allreduce_", 0, 1, **{"Input Dims": [["x"]], "Input type": [3]}),
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "soon", "dur": 3},
         {"ph": "X", "cat": "kernel", "name": None, "ts": 1, "dur": 3},
-        event("kernel", "ncclDevKernel_X", 1, 2, **{"In msg nelems": "many", "dtype": []}),
         "no event",
     ],
 )
 def test_events_of_another_form_are_left_out(hostile: Any) -> None:
-    given = gloo_step(0, 600, 900)
-    rank_trace({**given, "traceEvents": [*given["traceEvents"], hostile]}, "t.json")
+    plain, read = read_beside(), read_beside(hostile)
+    assert read.collectives == plain.collectives
+    assert read.compute.tolist() == plain.compute.tolist()
+    assert not read.on_device
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        event("cpu_op", "c10d::allreduce_", 0, 1, **{"Input Dims": [["x"]], "Input type": [3]}),
+        event("kernel", "ncclDevKernel_X", 1, 2, **{"In msg nelems": "many", "dtype": []}),
+    ],
+)
+def test_sizes_of_another_form_count_as_not_traced(hostile: Any) -> None:
+    first, *_ = read_beside(hostile).collectives
+    assert first.size_bytes is None
 
 
 def test_sizes_that_no_tensor_has_count_as_not_traced() -> None:

@@ -297,7 +297,7 @@ def tied(rank: int, world: int, given: Bundle) -> str:
 
 
 def test_a_parameter_of_two_units_is_refused(pair: Ranks) -> None:
-    where = replace(domain(TiedBlocks(), 2))
+    where = domain(TiedBlocks(), 2)
     engine = FullyShard(("blocks.0", "blocks.1"), 2)
     for said in pair.run(tied, make_bundle(sharded_by(where, engine), where)):
         assert "are one, but the plan gathers them in different units" in said

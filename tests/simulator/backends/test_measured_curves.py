@@ -43,7 +43,7 @@ def test_between_and_beyond_measured_sizes_the_shape_is_that_of_the_constants() 
     beyond = times(measured, 2.0**34).seconds[0] / times(plain, 2.0**34).seconds[0]
     assert beyond == pytest.approx(last)
     middle = times(measured, 2.0**25).seconds[0] / times(plain, 2.0**25).seconds[0]
-    assert min(last, middle) < middle < max(last, CURVE.seconds[1] / times(plain, 2.0**20).seconds)
+    assert last < middle < CURVE.seconds[1] / times(plain, SIZES[1]).seconds[0]
 
 
 def test_other_node_counts_are_moved_towards_the_nearest_measured_one() -> None:

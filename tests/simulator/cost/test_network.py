@@ -148,9 +148,6 @@ def test_every_message_of_rows_has_two_rounds_and_no_other() -> None:
     assert startups == pytest.approx([10e-3 if rows else 5e-3 for rows in of_rows])
 
 
-F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-
-
 def test_equal_rows_get_one_number_by_first_appearance() -> None:
     table = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 2.0], [-0.0, 1.0]])
     assert number_equal_rows(table).tolist() == [0, 1, 0, 1]
@@ -182,7 +179,7 @@ def _always(synchronizer: Synchronizer, variable: int) -> Synchronizer:
     return synchronizer
 
 
-def load_of_each(domain: Domain, synchronizers: list[Synchronizer]) -> F64:
+def load_of_each(domain: Domain, synchronizers: list[Synchronizer]) -> NDArray[np.float64]:
     """`(synchronizers, resources)`: seconds per byte of a variable, each compiled by itself."""
     strategies = [strategy_of(domain, partial(_always, each)) for each in synchronizers]
     plans = compile_plans_fast(encode(strategies, domain), domain)

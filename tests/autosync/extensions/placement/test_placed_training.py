@@ -24,12 +24,18 @@ from autosync.extensions.placement.document import (
     in_proportion,
     placed_module,
 )
+from autosync.extensions.placement.placed_forward import (
+    PlacedForward,
+    check_samples_alone,
+    items_of,
+)
 from autosync.extensions.placement.proposals import with_placement
-from autosync.extensions.placement.row_exchange import RowExchange
+from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.base import SynchronizationFailed
+from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica
 from autosync.trials import session
@@ -445,14 +451,15 @@ def test_a_list_of_modules_is_refused_for_it_is_never_called(pair: Ranks) -> Non
         assert "'body' (ModuleList) is placed, but it only holds others" in found
 
 
+def exchanging(rank: int) -> tuple[Groups, RowExchange]:
+    """Between two ranks that a module is dealt to evenly."""
+    groups = open_groups(working_group(None))
+    return groups, RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+
+
 def unequal(rank: int, world: int) -> dict[str, str]:
     """Placed without a graph, as after an import that could not tell."""
-    from autosync.extensions.placement.placed_forward import PlacedForward
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     model = make(Mixing)
     found = {}
     for name in ("centred", "tied"):
@@ -495,12 +502,7 @@ class Pairing(nn.Module):
 
 def told(rank: int, world: int) -> list[int]:
     """How many tensors each call gives out."""
-    from autosync.extensions.placement.placed_forward import PlacedForward, items_of
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     placed = PlacedForward("pairing", make(Pairing), evenly("pairing", [1]), exchange)
     found = [len(items_of(placed(batch(0, rank), twice))) for twice in (False, True)]
     groups.close()
@@ -512,8 +514,6 @@ def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
 
 
 def test_gradients_in_half_precision_are_weighted_by_unrounded_shares() -> None:
-    from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
-
     exchange = RowExchange(None, 1, (0.25, 0.75))
     gradients = torch.tensor([[5.9375], [5.9375]], dtype=torch.bfloat16)  # a row of each rank
     found = exchange.weighted(gradients.clone(), RowRoute((1, 1), (1, 1)))
@@ -529,8 +529,6 @@ class Rounding(nn.Module):
 
 
 def test_one_sample_may_be_rounded_otherwise_in_half_precision() -> None:
-    from autosync.extensions.placement.placed_forward import check_samples_alone
-
     module, ones = Rounding(), torch.ones(2, 3)
     check_samples_alone("rounding", module, module.forward, (ones.bfloat16(),), {})
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -555,12 +553,7 @@ class Trimmed(nn.Module):
 
 
 def trimmed(rank: int, world: int) -> list[str]:
-    from autosync.extensions.placement.placed_forward import PlacedForward
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     module = make(Trimmed)
     placed = PlacedForward("trimmed", module, evenly("trimmed", [0, 1]), exchange)
     found = [
@@ -615,12 +608,7 @@ class Probe(nn.Module):
 
 
 def probed(rank: int, world: int) -> float:
-    from autosync.extensions.placement.placed_forward import PlacedForward
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     x = batch(0, rank).requires_grad_()
     PlacedForward("probe", make(Probe), evenly("probe", [1]), exchange)(x).sum().backward()
     groups.close()

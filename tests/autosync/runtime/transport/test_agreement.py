@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 import autosync
-from autosync.bundle import Bundle, make_bundle
+from autosync.bundle import Bundle
 from autosync.errors import (
     AutosyncError,
     BudgetTooSmall,
@@ -23,8 +23,8 @@ from autosync.errors import (
 from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.refusals import Refusals, reported
-from autosync.strategy import Schedule
-from tests.autosync.runtime.cases import Case, domain, make_model, make_optimizer, strategy
+from tests.autosync.runtime.cases import Case, make_model, make_optimizer
+from tests.autosync.runtime.distributing import DDP, bundle_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.training import OVERLAP
 
@@ -33,14 +33,13 @@ CASES = {
     "overlapping reduce-scatter": Case(method="rs", schedule=OVERLAP),
     "ZeRO-1": Case(method="zero", schedule=OVERLAP),
     "parameter server": Case(method="ps"),
-    "ddp": Case(schedule=Schedule("ddp"), groups=1),
+    "ddp": DDP,
 }
 
 
 def shipped(case: Case, world: int = 2) -> Bundle:
     """For ranks on a host each."""
-    where = domain(make_model(case.model), world)
-    return make_bundle(strategy(case, where.graph, world), where)
+    return bundle_of(case, make_model(case.model), world)
 
 
 Given = tuple[Bundle | Path, dict[str, Any]]
