@@ -37,6 +37,7 @@ SCALES = {
     "resnet50": Scales(1 / 8, 16, 1.5),
     "vgg16": Scales(1 / 32, 4, 8),
     "bert_base": Scales(1 / 32, 4, 8),
+    "ncf_sparse": Scales(1 / 32, 4, 8),
 }
 """Messages of about 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a
 gradient that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 %
