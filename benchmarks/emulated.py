@@ -7,10 +7,8 @@ from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.models import bundled
-from autosync.population import encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.limit import iteration_limit
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.process_pool import ProcessPool
@@ -94,27 +92,10 @@ def compare(
     return rows
 
 
-def note_predictions(
-    report: Report, domain: Domain, ways: Sequence[Way], rows: Sequence[PairedRow]
-) -> None:
-    """Measured over predicted of each way, at the domain's costs."""
-    population = encode([way.strategy for way in ways], domain)
-    for row, seconds in zip(rows, TimelineSimulator().predict(domain, population), strict=True):
-        report.note(
-            f"{row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
-            f"{seconds * 1e3:.1f} ms, measured over predicted {row.step_seconds / seconds:.3f}"
-        )
-
-
-def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") -> ProcessPool:
+def open_testbed(domain: Domain, scales: Scales, workload: str = "replay") -> ProcessPool:
     """Trials run once: pairing takes the place of the pool's own repetition."""
     launcher = TestbedLauncher(
-        workloads=(
-            "baselines=benchmarks.workers:build_baselines",
-            "model=benchmarks.small_models:build_model",
-            "ddp_buckets=benchmarks.ddp_buckets:build_ddp_buckets",
-        ),
-        repeats=0,
+        workloads=("ddp_buckets=benchmarks.ddp_buckets:build_ddp_buckets",), repeats=0
     )
     asked = Workload(domain, workload, scales.byte_scale, scales.time_scale)
     return launcher.open(asked)

@@ -3,13 +3,12 @@ is compared with the reference of its own round. Slow drifts of the machine canc
 is shown by the 10th and 90th percentile of the paired ratios.
 """
 
-import argparse
 import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,15 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.machine import usable_cores
 from autosync.trials.pool.process_pool import ProcessPool
-from benchmarks.output import in_turn, option_parser, write_json
+from benchmarks.output import in_turn
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to synchronize. mode: who does it (see `benchmarks.workers`)."""
+    """One way to synchronize."""
 
     name: str
     strategy: Strategy
-    mode: str = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def paired(
         for which in in_turn(range(len(ways)), number):
             if results[which] and results[which][-1].error is not None:
                 continue
-            key = f"{ways[which].mode}/{case}/{ways[which].name}/{number}"
+            key = f"{case}/{ways[which].name}/{number}"
             request = TrialRequest(key, bundles[which], warmup=warmup, iterations=iterations)
             results[which].append(pool.run(request))
     reference = [result.step_seconds or np.nan for result in results[0]]
@@ -140,25 +138,20 @@ def provenance() -> dict[str, Any]:
 
 @dataclass
 class Report:
-    """Prints as it goes, and writes everything as JSON at the end if asked."""
+    """Prints as it goes."""
 
     title: str
-    rows: list[PairedRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.facts = provenance()
         print(self.title)
-        print("  " + ", ".join(f"{name} {value}" for name, value in self.facts.items()))
+        print("  " + ", ".join(f"{name} {value}" for name, value in provenance().items()))
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
         print(f"  {text}", flush=True)
 
     def add(self, rows: list[PairedRow]) -> None:
         """A table of one case."""
-        self.rows += rows
         bounded = any(row.bound_share is not None for row in rows)
         print(f"\n  {rows[0].case}, {rows[0].rounds} rounds")
         print(
@@ -177,22 +170,5 @@ class Report:
             )
         sys.stdout.flush()
 
-    def finish(self, path: Path | None) -> None:
-        seconds = time.monotonic() - self.started
-        print(f"\n  took {seconds:.0f} s")
-        rows = [asdict(row) for row in self.rows]
-        data = {
-            "benchmark": self.title,
-            "provenance": self.facts,
-            "notes": self.notes,
-            "rows": rows,
-        }
-        write_json(path, {**data, "took_seconds": round(seconds, 1)})
-
-
-def arguments(description: str | None) -> argparse.Namespace:
-    parser = option_parser(description)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: for function only")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
-    given: argparse.Namespace = parser.parse_args()
-    return given
+    def finish(self) -> None:
+        print(f"\n  took {time.monotonic() - self.started:.0f} s")

@@ -4,7 +4,7 @@ import pytest
 
 from scripts.check_claims import MACHINE, missing_commands, pages, problems, sections, unfounded
 
-MEASURED = "On two CPU cores an iteration takes 12.5 ms (`python -m benchmarks.torch_engines`).\n"
+MEASURED = "On two CPU cores an iteration takes 12.5 ms (`python -m benchmarks.swapping`).\n"
 
 
 def test_every_figure_of_the_pages_is_founded() -> None:
@@ -51,7 +51,7 @@ def test_comments_of_python_are_no_headings() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("`python -m benchmarks.torch_engines`", None),
+        ("`python -m benchmarks.swapping`", None),
         ("`python -m benchmarks.gone_away`", "benchmarks.gone_away: no such module"),
         ("`python -m benchmarks.contest.tables --pack`", None),
         ("`python -m benchmarks.contest.tables --unpack`", "no option --unpack"),
