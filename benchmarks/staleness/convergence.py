@@ -1,15 +1,13 @@
 """Prints loss against iterations and seconds of training on parameter servers with clocks, with
 stragglers and without, and draws it.
 
-python -m benchmarks.staleness.convergence [--staleness 0 1 4 16] [--ranks 4] [--iterations 300]
-    [--seeds 3] [-o FOLDER]
+python -m benchmarks.staleness.convergence [--seeds 3] [-o FOLDER]
 
 The target of a task is the loss that training in step has after half of the iterations. Ranks are
 processes on this machine that sleep in place of computing. The seconds are those of ranks that wait
 for each other; links are not emulated.
 """
 
-import argparse
 import logging
 import os
 import sys
@@ -38,6 +36,8 @@ DELAY_SECONDS, DELAYED_SHARE = 0.04, 0.25
 """Each iteration waits for the first; where there are stragglers, one rank, drawn anew, waits for
 the second besides in that share of the iterations."""
 
+STALENESS = (0, 1, 4, 16)
+RANKS, ITERATIONS = 4, 300
 CHECKS = 30
 """Losses noted in a run."""
 
@@ -74,7 +74,7 @@ def late_bundle(model: nn.Module, setting: Setting, world: int) -> Bundle:
     return make_bundle(chosen, where)
 
 
-def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve:
+def train(rank: int, world: int, setting: Setting) -> LossCurve:
     """What rank 0 sees; weights are copied at each check, and judged when the run is over."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     logging.getLogger("autosync").setLevel(logging.ERROR)  # which would tell of stragglers
@@ -86,13 +86,13 @@ def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve
     batches = np.random.default_rng((setting.seed, rank))
     straggling = np.random.default_rng((setting.seed, 1_000_000))
     noted, begun = [], time.monotonic()
-    for iteration in range(1, iterations + 1):
+    for iteration in range(1, ITERATIONS + 1):
         late = straggling.random() < DELAYED_SHARE and straggling.integers(world) == rank
         time.sleep(COMPUTE_SECONDS + DELAY_SECONDS * (late and setting.stragglers))
         optimizer.zero_grad()
         task.batch_loss(model, batches).backward()
         optimizer.step()
-        if iteration % (iterations // CHECKS) == 0:
+        if iteration % (ITERATIONS // CHECKS) == 0:
             values = [p.detach().clone() for p in model.parameters()]
             noted.append((iteration, time.monotonic() - begun, values))
     age = mean_age(model)
@@ -146,19 +146,19 @@ def summarized(setting: Setting, runs: Sequence[LossCurve], target: float) -> Se
     )
 
 
-def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingSummary]:
+def measured(pool: Ranks, task: str, seeds: int) -> list[SettingSummary]:
     """Every setting of a task; runs of a seed follow each other, so that drifts are shared."""
     settings = [
         Setting(task, staleness, stragglers, 0)
         for stragglers in (False, True)
-        for staleness in given.staleness
+        for staleness in STALENESS
     ]
     runs: dict[Setting, list[LossCurve]] = {setting: [] for setting in settings}
-    for seed in range(given.seeds):
+    for seed in range(seeds):
         print(f"{task}, seed {seed}", file=sys.stderr, flush=True)
         for setting, found in runs.items():
             seeded = replace(setting, seed=seed)
-            found.append(pool.run(train, seeded, given.iterations)[0])
+            found.append(pool.run(train, seeded)[0])
     in_step = runs[Setting(task, 0, False, 0)]
     target = float(np.median([run.losses[CHECKS // 2 - 1] for run in in_step]))
     print(f"\n{task}: target {target:.4g}\n\n{HEAD}", flush=True)
@@ -197,13 +197,12 @@ def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
         2, len(tables), figsize=size, layout="constrained", squeeze=False
     )
     for column, (task, rows) in enumerate(tables.items()):
-        levels = sorted({row.setting.staleness for row in rows})
         panels[0, column].set_title(task)
         for row in rows:
             axes = panels[int(row.setting.stragglers), column]
             run = row.runs[0]
             across = run.seconds if row.setting.stragglers else run.iterations
-            color = f"C{levels.index(row.setting.staleness)}"
+            color = f"C{STALENESS.index(row.setting.staleness)}"
             label = f"s = {row.setting.staleness}"
             axes.plot(across, run.losses, color=color, label=label, linewidth=1.2)
         for axes, name in zip(
@@ -221,17 +220,12 @@ def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4, 16])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("-o", "--out", type=Path, help="folder for the picture")
     given = parser.parse_args()
-    if 0 not in given.staleness or given.iterations < CHECKS:
-        parser.error(f"staleness 0 gives the target, and {CHECKS} iterations are the least")
     print(", ".join(f"{name} {value}" for name, value in provenance().items()))
-    with ranks(given.ranks) as pool:
-        tables = {task: measured(pool, task, given) for task in TASKS}
+    with ranks(RANKS) as pool:
+        tables = {task: measured(pool, task, given.seeds) for task in TASKS}
     if given.out:
         draw(tables, given.out / "staleness.svg")
 
