@@ -41,21 +41,20 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--proposals", type=int, nargs="+", default=[MANY, 16_384, 8_192, 4_096])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--simulator", default="learned")
     given = parser.parse_args()
     for model, cluster in DOMAINS:
         graph, machines = bundled(model), load_cluster(cluster)
         domain = Domain(graph, machines, estimate_profile(graph, machines.fastest_device_type))
-        report(domain, given.simulator, given.proposals, range(given.seeds))
+        report(domain, given.proposals, range(given.seeds))
 
 
-def report(domain: Domain, simulator: str, numbers: Sequence[int], seeds: Sequence[int]) -> None:
+def report(domain: Domain, numbers: Sequence[int], seeds: Sequence[int]) -> None:
     found: dict[int, list[F64]] = {}
     taken: dict[int, list[float]] = {}
     for seed in seeds:
         for number in dict.fromkeys((MANY, *numbers)):
             began = time.perf_counter()
-            places = first_places(domain, simulator, number, seed)
+            places = first_places(domain, number, seed)
             taken.setdefault(number, []).append(time.perf_counter() - began)
             found.setdefault(number, []).append(places)
     many = np.array(found[MANY])
@@ -70,9 +69,9 @@ def report(domain: Domain, simulator: str, numbers: Sequence[int], seeds: Sequen
         )
 
 
-def first_places(domain: Domain, simulator: str, proposals: int, seed: int) -> F64:
+def first_places(domain: Domain, proposals: int, seed: int) -> F64:
     """Predicted seconds of the first and the tenth place, and the mean of ten, `(3,)`."""
-    predictor = simulator_named(simulator)
+    predictor = simulator_named("learned")
     ranked = best_by_prediction(domain, predictor, proposals, seed, lambda event: None)
     seconds = [candidate.predicted_seconds for candidate in ranked[:PLACES]]
     return np.array([seconds[0], seconds[-1], np.mean(seconds)])
