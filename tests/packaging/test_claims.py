@@ -27,6 +27,7 @@ def test_the_pages_hold_figures_to_check() -> None:
         ("On two CPU cores it is 1.3 times as fast as DDP.", "the command that prints them"),
         ("On two CPU cores it is 1.3 times as fast (`autosync tune`).", None),
         ("On two CPU cores it is 1.3 times as fast (`autosync serve`).", "the command that prints"),
+        ("On one H100 an iteration takes 12.5 ms (`autosync tune`).", None),
         ("Nothing is measured here; there are 25 variables.", None),
     ],
 )
@@ -55,6 +56,7 @@ def test_comments_of_python_are_no_headings() -> None:
         ("`python -m benchmarks.gone_away`", "benchmarks.gone_away: no such module"),
         ("`python -m benchmarks.contest.tables --pack`", None),
         ("`python -m benchmarks.contest.tables --unpack`", "no option --unpack"),
+        ("`python -m benchmarks.contest.tables --pack\n--unpack`", "no option --unpack"),
         ("`scripts/check`", None),
         ("`scripts/gone_away`", "scripts/gone_away: no such file"),
         ("`tests/packaging/test_gone_away.py`", "test_gone_away.py: no such file"),
