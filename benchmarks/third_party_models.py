@@ -8,8 +8,8 @@ why it is refused, and then once more with values.
 
 Takes those of transformers, timm and torchvision that load. The latter two are no extras: they
 bring another build of torch. `-o` adds a line of JSON for each model to a file, so that the table
-can be made in parts; `--table` writes what is in that file as markdown into a page, between its two
-marks.
+can be made in parts; `-o FILE --table PAGE` writes what is in that file as markdown into a page,
+between its two marks.
 """
 
 import importlib
@@ -249,6 +249,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
     given = parser.parse_args()
+    if given.table and not given.output:
+        parser.error("--table takes its rows from a file: name it with -o")
     if given.table:
         write_table(given.output, given.table)
         return
