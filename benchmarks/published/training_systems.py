@@ -87,9 +87,6 @@ VOCABULARY = 50368
 SEQUENCES = {"Transformer-XL base": 192}
 """Tokens of a sample where the table has none (NVIDIA's example, --tgt_len)."""
 
-PURE_16_BIT = {"bf16": "bfloat16"}
-"""Precisions under which gradients travel in 16 bits (Composer's PURE); also apex O2's."""
-
 
 def read_training_rows() -> list[TrainingRow]:
     """Rows of systems and models that this module knows, with a stated batch."""
