@@ -4,10 +4,6 @@ domains of the measured dataset, with the sampler's constraints switched on and 
 python -m benchmarks.search.proposers
 """
 
-import time
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
 
 from autosync.bundled_data import data_folder
@@ -45,25 +41,14 @@ def sampled(domain: Domain, space: Space, seed: int) -> np.ndarray:
     return TimelineSimulator().predict(domain, sample(domain, space, 0, SAMPLES, seed))
 
 
-def timed(work: Callable[[], Strategy | None]) -> tuple[Strategy | None, float]:
-    began = time.perf_counter()
-    return work(), time.perf_counter() - began
-
-
 def report(name: str, domain: Domain) -> None:
-    designs: dict[str, Strategy] = {}
-    spent: dict[str, float] = {}
-    for design, build in DESIGNS.items():
-        strategy, spent[design] = timed(partial(fitted, domain, Space(), build))
-        if strategy is not None:
-            designs[design] = strategy
+    built = {design: fitted(domain, Space(), build) for design, build in DESIGNS.items()}
+    designs = {design: strategy for design, strategy in built.items() if strategy is not None}
     seconds = dict(zip(designs, predicted(domain, list(designs.values())), strict=True))
     promising = sorted((d for d in designs if d != "ddp"), key=seconds.__getitem__)[:RACED]
     for design in promising:
-        found, took = timed(partial(refined, designs[design], domain, Space(), 0))
-        assert found is not None
+        found = refined(designs[design], domain, Space(), 0)
         seconds[f"{design}, refined"] = predicted(domain, [found])[0]
-        spent[f"{design}, refined"] = took
     drawn = {
         kind: [sampled(domain, space, seed) for seed in range(SEEDS)]
         for kind, space in SPACES.items()
@@ -75,7 +60,7 @@ def report(name: str, domain: Domain) -> None:
         value = seconds[design]
         print(
             f"  {design:36s} {value * 1e3:8.1f} ms  {value / best:6.3f} of the best sample  "
-            f"{limit / value:6.1%} of the limit  made in {spent[design]:5.2f} s"
+            f"{limit / value:6.1%} of the limit"
         )
     baseline = min(seconds[each] for each in BASELINES if each in seconds)
     for kind, population in drawn.items():
