@@ -12,7 +12,7 @@ from autosync.simulator.limit import iteration_limit
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.process_pool import ProcessPool
-from benchmarks.measure import PairedRow, Report, Way, paired
+from benchmarks.measure import PairedRow, Way, paired, print_rows
 
 GBPS = 23.9
 """Payload of 25 Gbit Ethernet: TCP carries at most 95.6 % of the wire rate at an MTU of 1500."""
@@ -74,7 +74,6 @@ def ring_bound(domain: Domain) -> float:
 
 
 def compare(
-    report: Report,
     domain: Domain,
     scales: Scales,
     case: str,
@@ -86,9 +85,9 @@ def compare(
 ) -> list[PairedRow]:
     """A table of the ways in turn, of three iterations each, on a testbed."""
     with open_testbed(domain, scales) as pool:
-        report.note(f"{pool.description}{note}")
+        print(f"  {pool.description}{note}", flush=True)
         rows = paired(pool, domain, case, ways, rounds, 3, bound_seconds, warmup)
-    report.add(rows)
+    print_rows(rows)
     return rows
 
 

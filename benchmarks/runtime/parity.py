@@ -11,36 +11,35 @@ from autosync.trials.launchers.local_launcher import LocalLauncher
 from benchmarks import small_models
 from benchmarks.emulated import SCALES, cluster, domain_at, open_testbed
 from benchmarks.gpu.beside_ddp import own_buckets
-from benchmarks.measure import Report, Way, ddp_way, paired
+from benchmarks.measure import Way, ddp_way, paired, print_rows, print_title
 from benchmarks.output import option_parser
 
 
-def waited(report: Report) -> None:
+def waited() -> None:
     for rho in (0.5, 1.0):
         domain = domain_at("resnet50", rho)
         with open_testbed(domain, SCALES["resnet50"]) as pool:
-            report.note(pool.description)
+            print(f"  {pool.description}", flush=True)
             ways = [ddp_way(domain), Way("runtime, DDP's buckets", own_buckets(domain))]
             case = f"ResNet-50, rho = {rho:g}, compute waited"
-            report.add(paired(pool, domain, case, ways, rounds=10, iterations=4))
+            print_rows(paired(pool, domain, case, ways, rounds=10, iterations=4))
 
 
-def real(report: Report) -> None:
+def real() -> None:
     launcher = LocalLauncher(workloads=("model=benchmarks.small_models:build_model",), repeats=0)
     for name in small_models.MODELS:
         domain = small_models.domain_of(name, cluster(1, 2), step_seconds=0.1)
         with launcher.open(Workload(domain, "model")) as pool:
             ways = [ddp_way(domain), Way("runtime, DDP's buckets", own_buckets(domain))]
             case = f"real {name}, 2 ranks of one thread over loopback"
-            report.add(paired(pool, domain, case, ways, rounds=16, iterations=12))
+            print_rows(paired(pool, domain, case, ways, rounds=16, iterations=12))
 
 
 def main() -> None:
     option_parser(__doc__).parse_args()
-    report = Report("Runtime beside DDP, the same buckets")
-    waited(report)
-    real(report)
-    report.finish()
+    print_title("Runtime beside DDP, the same buckets")
+    waited()
+    real()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from autosync.search.designs.building_blocks import assemble, collective
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Synchronizer
 from autosync.units import MIB
 from benchmarks.emulated import SCALES, compare, domain_at, ring_bound, ring_seconds
-from benchmarks.measure import Report, Way, ddp_way
+from benchmarks.measure import Way, ddp_way, print_title
 from benchmarks.output import option_parser
 
 MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base"}
@@ -32,7 +32,7 @@ def sliced_way(name: str, domain: Domain, kind: Synchronizer, slice_mib: float) 
     return Way(f"{name}, {slice_mib:g} MiB slices", strategy)
 
 
-def measure(report: Report, model: str, rho: float) -> None:
+def measure(model: str, rho: float) -> None:
     domain, scales = domain_at(model, rho), SCALES[model]
     bound = ring_bound(domain)
     ways = [
@@ -47,16 +47,15 @@ def measure(report: Report, model: str, rho: float) -> None:
         f"ring {ring * 1e3:.1f} ms, bound {bound * 1e3:.1f} ms"
     )
     case = f"{MODELS[model]}, rho = {rho:g}, 4 nodes"
-    compare(report, domain, scales, case, ways, 4, bound, warmup=1, note=note)
+    compare(domain, scales, case, ways, 4, bound, warmup=1, note=note)
 
 
 def main() -> None:
     option_parser(__doc__).parse_args()
-    report = Report("Priority with slices, and reduce-scatter/all-gather, on 4 nodes")
+    print_title("Priority with slices, and reduce-scatter/all-gather, on 4 nodes")
     for model in MODELS:
         for rho in (1.0, 2.0):
-            measure(report, model, rho)
-    report.finish()
+            measure(model, rho)
 
 
 if __name__ == "__main__":

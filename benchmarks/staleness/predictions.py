@@ -17,7 +17,7 @@ from autosync.simulator.limit import iteration_limit
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from benchmarks.emulated import Scales, cluster, compare, domain_at
-from benchmarks.measure import Report, Way, ddp_way
+from benchmarks.measure import Way, ddp_way, print_title
 from benchmarks.output import option_parser
 
 MODEL = "resnet50"
@@ -25,30 +25,29 @@ SCALES = Scales(1 / 16, 16, 4)
 STALENESS = (0, 1, 4)
 
 
-def measure(report: Report, on: Cluster, rho: float) -> None:
+def measure(on: Cluster, rho: float) -> None:
     domain = domain_at(MODEL, rho, on)
     servers = clocked_servers(domain)
     late = [Way(f"servers, s = {s}", servers.carrying(*late_by(s))) for s in STALENESS]
     ways = [ddp_way(domain), *late]
     bound = iteration_limit(domain, Allowed(staleness=STALENESS, factors=False)).seconds
     case = f"{MODEL}, rho = {rho:g}, 4 nodes"
-    rows = compare(report, domain, SCALES, case, ways, 3, bound)
+    rows = compare(domain, SCALES, case, ways, 3, bound)
     population = encode([way.strategy for way in ways], domain)
     for row, seconds in zip(rows, TimelineSimulator().predict(domain, population), strict=True):
-        report.note(
-            f"{row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
+        print(
+            f"  {row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
             f"{seconds * 1e3:.1f} ms, measured over predicted {row.step_seconds / seconds:.3f}"
         )
 
 
 def main() -> None:
     option_parser(__doc__).parse_args()
-    report = Report("Plans that lag, measured over predicted")
+    print_title("Plans that lag, measured over predicted")
     launcher = TestbedLauncher()
     fit = probe_costs(launcher, cluster(), SCALES.byte_scale, SCALES.time_scale, brief=True)
     for rho in (0.7, 1.5):
-        measure(report, fit.cluster, rho)
-    report.finish()
+        measure(fit.cluster, rho)
 
 
 if __name__ == "__main__":
