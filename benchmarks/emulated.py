@@ -43,19 +43,19 @@ of an iteration. With startups of 0.1 ms the timeline has slices of 2 and 1.5 Mi
 the bound at rho = 1."""
 
 
-def cluster(nodes: int = 4, ranks_per_node: int = 1, gbps: float = GBPS) -> Cluster:
+def cluster(nodes: int = 4, ranks_per_node: int = 1) -> Cluster:
     return Cluster(
         f"{nodes}x{ranks_per_node}",
         tuple(
-            Node(f"10.0.0.{i + 1}", (Device("v100", ranks_per_node),), gbps, 10 * gbps)
+            Node(f"10.0.0.{i + 1}", (Device("v100", ranks_per_node),), GBPS, 10 * GBPS)
             for i in range(nodes)
         ),
     )
 
 
-def ring_seconds(model_bytes: int, ranks: int, gbps: float = GBPS) -> float:
+def ring_seconds(model_bytes: int, ranks: int) -> float:
     """An all-reduce of everything in one ring at line rate."""
-    return 2 * (ranks - 1) / ranks * model_bytes * 8 / (gbps * 1e9)
+    return 2 * (ranks - 1) / ranks * model_bytes * 8 / (GBPS * 1e9)
 
 
 def domain_at(model: str, rho: float, on: Cluster | None = None) -> Domain:
