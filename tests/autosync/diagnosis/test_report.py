@@ -53,6 +53,15 @@ def test_messages_are_shown_with_the_gradients_that_they_sum() -> None:
     assert "gradients of" not in MEASURED.to_text()
 
 
+def test_both_pages_say_how_many_messages_they_leave_out() -> None:
+    many = GOOD.collectives[:1] * 43
+    whole = replace(MEASURED, breakdown=replace(GOOD, collectives=many))
+    for page in (whole.to_text(), whole.to_html()):
+        assert "and 3 more" in page
+    for page in (MEASURED.to_text(), MEASURED.to_html()):
+        assert " more" not in page
+
+
 def test_ranks_that_issue_different_messages_are_not_said_to_be_equally_fast() -> None:
     page = replace(MEASURED, breakdown=replace(GOOD, is_matched=False)).to_text()
     assert "The ranks issued different messages" in page
