@@ -148,7 +148,7 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
             "rank.",
         )
     host, backend = trace.get("host_name"), told.get("backend")
-    if backend == "nccl" and not sorted_out.kernels:
+    if _sends_by_nccl(told) and not sorted_out.kernels and not sorted_out.marks:
         raise _refused(
             source,
             "has no kernels, though the job sends by NCCL",
@@ -167,6 +167,16 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
         sorted_out.step_names,
         _count(told.get("world_size")),
     )
+
+
+def _sends_by_nccl(job: Mapping[str, Any]) -> bool:
+    """Whether one of its groups may. A job need not name its backend ("undefined"), or names one
+    for each type of device ("cpu:gloo,cuda:nccl")."""
+    groups = job.get("pg_config")
+    stated = [job.get("backend")]
+    if isinstance(groups, list):
+        stated += [each.get("backend_config") for each in groups if isinstance(each, dict)]
+    return any("nccl" in each for each in stated if isinstance(each, str))
 
 
 @dataclass(frozen=True, slots=True)
