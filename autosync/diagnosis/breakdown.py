@@ -205,7 +205,6 @@ def _earlier(trace: RankTrace, seconds: float) -> RankTrace:
         replace(
             each,
             issued_seconds=each.issued_seconds - seconds,
-            begin_seconds=each.begin_seconds - seconds,
             end_seconds=each.end_seconds - seconds,
         )
         for each in trace.collectives

@@ -79,18 +79,13 @@ MORE_THAN_ANY_BYTES = 2**60
 
 @dataclass(frozen=True, slots=True)
 class TracedCollective:
-    """issued_seconds: when the rank asked for it, or its kernel began. begin_seconds: when the
-    backend took it up. size_bytes: of the larger of what a rank gives and gets; None where it is
-    not traced.
-    group: ranks in words of the trace; empty where not traced. group_size: how many; 0 likewise.
-    """
+    """issued_seconds: when the rank asked for it, or its kernel began. size_bytes: of the larger of
+    what a rank gives and gets; None where it is not traced. group_size: ranks; 0 likewise."""
 
     operation: str
     issued_seconds: float
-    begin_seconds: float
     end_seconds: float
     size_bytes: int | None
-    group: str = ""
     group_size: int = 0
 
 
@@ -259,7 +254,6 @@ class _SortedEvents:
             TracedCollective(
                 _operation(call.name),
                 call.begin,
-                max(call.begin, mark.begin),
                 max(call.end, mark.end),
                 max(_traced_bytes(call.args), _traced_bytes(mark.args)) or None,
             )
@@ -286,10 +280,8 @@ def _of_kernel(kernel: _Event) -> TracedCollective:
     return TracedCollective(
         _operation(str(args.get("Collective name", ""))) or _operation(kernel.name) or "nccl",
         kernel.begin,
-        kernel.begin,
         kernel.end,
         _size_bytes(most, args.get("dtype")) or None,
-        str(args.get("Process Group Ranks", ""))[:400],
         _count(args.get("Group size")),
     )
 
