@@ -43,7 +43,6 @@ class DdpFacts:
 
     find_unused_parameters: bool
     gradient_as_bucket_view: bool
-    static_graph: bool
     bucket_bytes: tuple[int, ...]
     unused_bytes: int
     bucket_parameters: tuple[tuple[str, ...], ...] = ()
@@ -126,7 +125,6 @@ def _ddp_facts(model: nn.Module) -> DdpFacts | None:
     return DdpFacts(
         bool(model.find_unused_parameters),
         bool(model.gradient_as_bucket_view),
-        bool(model.static_graph),
         tuple(int(part) for part in found if part.isdigit()),
         int(logged.get("unused_parameter_size") or 0),
         names_of_buckets(
