@@ -381,6 +381,7 @@ def test_profiles_that_do_not_belong_together_are_refused() -> None:
         ([profile_of(8), profile_of(8)], "two different batch sizes"),
         ([profile_of(8), profile_of(16, device="t4")], "one device"),
         ([profile_of(8), replace(profile_of(16), forward_seconds=(1.0,))], "another number"),
+        ([profile_of(8), replace(profile_of(16), backward_seconds=(1.0,))], "another number"),
     ):
         with pytest.raises(InvalidInput, match=words) as refused:
             profile_at_batch(GRAPH, profiles)
