@@ -108,7 +108,11 @@ class ProfileChoice:
 
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
     """The profile file, a regression over several, or an estimate for the cluster's fastest device
-    type."""
+    type.
+
+    Raises:
+        InvalidInput: a file and a device type, or settings, that say otherwise.
+    """
     from autosync.documents import from_json
     from autosync.domain import Profile
     from autosync.profiling import profile_at_batch
@@ -117,6 +121,13 @@ def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice)
         from_json(Profile, read_bytes(file, "profile"), source=str(file))
         for file in choice.files or ()
     ]
+    if found and choice.device is not None:
+        raise InvalidInput(
+            "--profile and --device are both given, but a profile states its device.",
+            thing="--device",
+            value=choice.device,
+            remedy="Leave out --device, or --profile for an estimate.",
+        )
     given = profile_at_batch(graph, found) if len(found) > 1 else next(iter(found), None)
     device = choice.device or cluster.fastest_device_type
     return profile_at(graph, device, choice.settings, given)

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from autosync.api.cli import model_arguments
-from autosync.api.cli.domain_arguments import load_strategy_or_bundle
+from autosync.api.cli.domain_arguments import ProfileChoice, load_profile, load_strategy_or_bundle
 from autosync.bundle import Evidence, load_bundle, make_bundle
 from autosync.cluster import Device
 from autosync.cluster.cluster_file import load_cluster, parse_cluster, save_cluster
@@ -142,6 +142,14 @@ def test_the_table_marks_ddp_and_that_nothing_ran(folder: Path) -> None:
     table = autosync(folder, "rank", "chain.json", "pair.yaml", *options).stdout
     assert "DDP" in table
     assert "nothing was run" in table
+
+
+def test_a_device_is_refused_beside_a_profile_which_states_its_own(tmp_path: Path) -> None:
+    domain, file = domain_of(), tmp_path / "measured.json"
+    file.write_text(to_json(domain.profile))
+    assert load_profile(domain.graph, domain.cluster, ProfileChoice([file])) == domain.profile
+    with pytest.raises(InvalidInput, match="--profile and --device are both given"):
+        load_profile(domain.graph, domain.cluster, ProfileChoice([file], "t4"))
 
 
 def test_prediction_of_named_strategies(folder: Path) -> None:
