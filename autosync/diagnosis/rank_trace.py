@@ -322,11 +322,6 @@ def union(intervals: Sequence[tuple[float, float]]) -> F64:
     return np.column_stack([begins, ends])
 
 
-def overlap_seconds(one: F64, other: F64) -> float:
-    """Of two lists of disjoint intervals in order."""
-    return float(np.diff(intersection(one, other), axis=1).sum())
-
-
 def intersection(one: F64, other: F64) -> F64:
     """The time in both of two lists of disjoint intervals in order, `(n, 2)`."""
     found: list[tuple[float, float]] = []
