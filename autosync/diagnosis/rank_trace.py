@@ -324,17 +324,14 @@ def union(intervals: Sequence[tuple[float, float]]) -> F64:
 
 def intersection(one: F64, other: F64) -> F64:
     """The time in both of two lists of disjoint intervals in order, `(n, 2)`."""
-    found: list[tuple[float, float]] = []
-    i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i, 0], other[j, 0]), min(one[i, 1], other[j, 1])
-        if begin < end:
-            found.append((begin, end))
-        if one[i, 1] < other[j, 1]:
-            i += 1
-        else:
-            j += 1
-    return np.array(found, dtype=np.float64).reshape(-1, 2)
+    first = np.searchsorted(other[:, 1], one[:, 0], "right")  # the first that ends later
+    count = np.maximum(np.searchsorted(other[:, 0], one[:, 1], "left") - first, 0)
+    mine = np.repeat(np.arange(len(one)), count)
+    its = np.arange(len(mine)) + np.repeat(first - (np.cumsum(count) - count), count)
+    begin = np.maximum(one[mine, 0], other[its, 0])
+    end = np.minimum(one[mine, 1], other[its, 1])
+    found: F64 = np.column_stack([begin, end])[begin < end]
+    return found
 
 
 def without(one: F64, other: F64) -> F64:
