@@ -241,7 +241,8 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
     ]
     in_flight, exposed = breakdown.mean("in_flight"), breakdown.mean("transfer")
     if in_flight:
-        found.append(f"{max(0.0, 1 - exposed / in_flight):.0%} of that time is hidden by compute.")
+        hidden = max(0.0, 1 - exposed / in_flight)
+        found.append(f"Compute hides {hidden:.0%} of the time that messages are on their way.")
     if slowest := breakdown.slowest:
         late = slowest.late / breakdown.iteration_seconds * diagnosis.seconds
         on = f" on {slowest.host}" if slowest.host else ""
