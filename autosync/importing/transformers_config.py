@@ -35,11 +35,6 @@ CLASS_LABELS = ("ForSequenceClassification", "ForImageClassification")
 OWN_FUNCTION = "Give package.module:function instead, which returns module, inputs and loss."
 
 
-def is_transformers_config(data: object) -> bool:
-    """Whether parsed JSON is the configuration of a transformers model."""
-    return isinstance(data, dict) and "model_type" in data and "operations" not in data
-
-
 def load_transformers_config(
     path: Path, batch_size: int, length: int | None = None, *, allocate: bool = False
 ) -> ModelTarget:
@@ -91,15 +86,16 @@ def _read(file: Path) -> dict[str, Any]:
         raise _refused(file, f"it has {size} bytes, more than {MAX_CONFIG_BYTES}", size)
     try:
         data = json.loads(text)
+        kept = _structure(data) if isinstance(data, dict) else {}
     except (ValueError, RecursionError) as error:
         raise _refused(file, f"it is no JSON: {first_line(error)}", "JSON") from None
-    if not is_transformers_config(data):
+    if "model_type" not in kept:
         raise _refused(file, "it has no field 'model_type'", "model_type")
-    for name, value in _entries(data):
+    for name, value in _entries(kept):
         is_count = "layer" in name and "size" not in name  # vocab_size_per_layer_input is none
         if is_count and type(value) is int and value > MAX_LAYERS:
             raise _refused(file, f"{name} is {value}, more than {MAX_LAYERS}", value)
-    return _structure(data)
+    return kept
 
 
 def _entries(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

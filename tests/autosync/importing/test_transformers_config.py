@@ -181,6 +181,7 @@ MASKED = '{"architectures": ["BertForMaskedLM"]'
         (None, NotFound, "cannot read"),
         ("{", InvalidInput, "it is no JSON"),
         ("[" * 100_000, InvalidInput, "it is no JSON"),
+        ('{"model_type": "bert", "a": ' + '{"a": ' * 700 + "1" + "}" * 701, InvalidInput, ""),
         ("[]", InvalidInput, "no field 'model_type'"),
         ('{"model_type": "bert"}', InvalidInput, "names no architecture"),
         ('{"model_type": "bert", "architectures": ["BertModel"]}', NotSupported, "no known labels"),
