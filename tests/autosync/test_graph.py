@@ -129,7 +129,7 @@ def test_ten_million_operations_are_refused_at_the_first_that_is_one_too_many() 
     with pytest.raises(InvalidInput, match=f"operations.*at most {MAX_OPERATIONS} items"):
         from_json(ModelGraph, many)
     wrong = text[:begin] + ",".join(["{}"] * 1_000_000) + text[end:]
-    with pytest.raises(InvalidInput, match=r"operations\.0.*(?!more problems)"):
+    with pytest.raises(InvalidInput, match=r"operations\.0.*\(and 5 more problems: "):
         from_json(ModelGraph, wrong)
 
 

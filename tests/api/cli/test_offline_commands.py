@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 
 from autosync.api.cli import model_arguments
-from autosync.bundle import Evidence, make_bundle
+from autosync.api.cli.domain_arguments import load_strategy_or_bundle
+from autosync.bundle import Evidence, load_bundle, make_bundle
 from autosync.cluster import Device
 from autosync.cluster.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
@@ -70,6 +71,11 @@ def test_a_ranked_strategy_verifies_and_explains_itself(
     assert "Sound" in sound.stdout
     words = autosync(folder, "explain", "best.json").stdout
     assert all(f"v{i}" in words for i in range(6))
+
+
+def test_a_bundle_of_an_earlier_version_is_read_as_a_job_reads_it() -> None:
+    written = Path(__file__).parents[2] / "autosync" / "plan" / "bundle_version_1.json"
+    assert load_strategy_or_bundle(written) == load_bundle(written)
 
 
 def test_a_ranked_strategy_follows_the_printed_schema(

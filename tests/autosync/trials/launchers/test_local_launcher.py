@@ -78,8 +78,10 @@ def test_environment_variables_carried_to_another_host() -> None:
 def test_a_secret_is_passed_where_it_is_named(names: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PGPASSWORD" in allowed_environment(["PG*"])
     assert "SLURM_JWT" not in allowed_environment(["PG*"])
-    monkeypatch.setenv(PASSED_VARIABLE, "SLURM_JWT")
-    assert "SLURM_JWT" in allowed_environment()
+    monkeypatch.setenv(PASSED_VARIABLE, "SLURM_JWT, MY_*, AWS_*")
+    given = allowed_environment()
+    assert {"SLURM_JWT", "MY_SETTING"} <= given.keys()
+    assert "AWS_SECRET_ACCESS_KEY" not in given  # no pattern takes it along
 
 
 def repeats_of_launchers() -> list[int]:
