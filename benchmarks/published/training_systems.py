@@ -5,6 +5,7 @@ from functools import lru_cache
 from math import ceil
 
 from autosync.cluster import Cluster, Device, Node, Transport
+from autosync.cluster.link_rates import RDMA_SHARE
 from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.models import bundled
 from benchmarks.output import measurements
@@ -64,9 +65,6 @@ SYSTEMS = {
 }
 """By the beginning of a row's system. MosaicML: 1,600 Gbit/s a node, RoCE (its table's title). Of
 H100 there are no rows; `search.gpu_scale` has them."""
-
-PAYLOAD_SHARE = 0.97
-"""Of an RDMA port's rate."""
 
 CUBE_MESH = {2: 1 / 3, 4: 2 / 3}
 """Of its six NVLinks a V100 of a DGX-1 has two to its nearest neighbour, and four to the three GPUs
@@ -149,7 +147,7 @@ def cluster_of(row_system: str, gpus: int) -> Cluster:
             Node(
                 f"10.{i // 62500}.{i // 250 % 250}.{i % 250 + 1}",
                 (Device(system.gpu, each),),
-                bandwidth_gbps=system.nics * system.nic_gbps * PAYLOAD_SHARE,
+                bandwidth_gbps=system.nics * system.nic_gbps * RDMA_SHARE,
                 intra_bandwidth_gbps=system.link_gbps * meshed,
                 latency_us=5.0,
                 nics=system.nics,
