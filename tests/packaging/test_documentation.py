@@ -1,4 +1,5 @@
-"""Pages and pictures name files, modules and commands that exist, whatever is renamed."""
+"""Pages and pictures name files and modules that exist, whatever is renamed; `test_claims` has the
+commands."""
 
 import ast
 import re
