@@ -244,7 +244,7 @@ def is_held(tuning: TuningRow, now: float) -> bool:
 def expire(database: Database, held: Claim) -> None:
     """End the lease of a claim whose worker is known to be dead: anyone may go on at once."""
     with database.writing() as session:
-        _write(session, held, lease_until=0.0)
+        _write(session, held, lease_until=now_seconds() - 1.0)
 
 
 def places(session: Session) -> dict[str, int]:
