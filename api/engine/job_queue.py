@@ -333,5 +333,5 @@ def keeps_dying(held: Claim) -> NotSupported:
         f"the {held.kind} was claimed {held.fence} times and never came to its end.",
         thing=held.kind,
         value=held.job_id,
-        remedy="Its worker keeps dying: look at the worker's log and at free memory.",
+        remedy="Its worker died or was stopped each time: look at its log and at free memory.",
     )
