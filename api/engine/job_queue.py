@@ -244,7 +244,7 @@ def is_held(tuning: TuningRow, now: float) -> bool:
 def expire(database: Database, held: Claim) -> None:
     """End the lease of a claim whose worker is known to be dead: anyone may go on at once."""
     with database.writing() as session:
-        _write(session, held, lease_until=0.0)
+        _write(session, held, lease_until=now_seconds() - 1.0)
 
 
 def places(session: Session) -> dict[str, int]:
@@ -333,5 +333,5 @@ def keeps_dying(held: Claim) -> NotSupported:
         f"the {held.kind} was claimed {held.fence} times and never came to its end.",
         thing=held.kind,
         value=held.job_id,
-        remedy="Its worker keeps dying: look at the worker's log and at free memory.",
+        remedy="Its worker died or was stopped each time: look at its log and at free memory.",
     )

@@ -132,7 +132,7 @@ def write_notes(
         why = f"the note has {len(note)} characters, or one that is no text"
         raise _refused("note", why, f"Use at most {LONGEST_NOTE} characters of text.")
     with database.writing() as session:
-        tuning = stored(session, TuningRow, tuning_id, "tuning")
+        tuning = _locked(session, tuning_id)
         if archived and tuning.state not in FINAL:
             raise NotSupported(
                 f"tuning {tuning_id} is {tuning.state} and cannot be archived.",

@@ -159,8 +159,10 @@ def _train_version(db: str, url: str | None, seed: int) -> None:
 
         log = log_to_file("train")
         say("training on what was measured")
-        train_next(at.database, this_worker(), threading.Event())
-        training = at.client.simulators.training(training.id)
+        while training.state == "queued" and train_next(
+            at.database, this_worker(), threading.Event()
+        ):  # an older one, whose worker is gone, goes first
+            training = at.client.simulators.training(training.id)
         if training.state == "failed":
             raise AutosyncError(
                 f"training {training.id[:8]} failed: {training.error}",
@@ -169,8 +171,8 @@ def _train_version(db: str, url: str | None, seed: int) -> None:
                 remedy=f"Details: {log}. What was measured is kept, and may be trained on again.",
             )
         if training.version is None:
-            said = escape(training.message)
-            say(f"training {training.id[:8]} is {training.state}: {said}")
+            said = f": {escape(training.message)}" if training.message else ""
+            say(f"training {training.id[:8]} is {training.state}{said}")
         _print_versions(at.client.simulators.versions(limit=None))
 
 

@@ -120,7 +120,8 @@ def access_on(
             remedy="Make one (`autosync db upgrade`, then `autosync keys add NAME --scope admin`), "
             f"set {TOKEN_VARIABLE} to a long random text, or listen on 127.0.0.1.",
         )
-    hosts.append(socket.gethostname().lower() if host in ANY_ADDRESS else host.lower())
+    own = _canonical(host)
+    hosts.append(socket.gethostname().lower() if own in ANY_ADDRESS else own)
     return Access(token, tuple(dict.fromkeys(hosts)), closed=beyond, https=https)
 
 
@@ -149,9 +150,17 @@ def hostname(host: str) -> str:
     if not HOST.fullmatch(host):
         return ""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return _canonical(urlsplit(f"//{host}").hostname or "")
     except ValueError:  # of brackets around what is no IPv6 address
         return ""
+
+
+def _canonical(host: str) -> str:
+    """An address as browsers send it, whichever way it was written; a name in lower case."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
 
 
 Way = Literal["key", "browser", "open"]

@@ -167,6 +167,21 @@ def test_models_and_clusters_are_listed(folder: Path) -> None:
     assert "azure" not in table
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("clusters", "example-4x1", "--device", "h100"), "--device"),
+        (("clusters", "example-4x1", "--ranks", "4"), "--ranks"),
+        (("clusters", "example-4x1", "--find", "example"), "--find"),
+        (("models", "--batch", "8"), "--batch"),
+    ],
+)
+def test_an_option_of_the_list_or_of_one_alone_is_refused_with_the_other(
+    folder: Path, words: tuple[str, ...], option: str
+) -> None:
+    assert f"{option} has no effect" in autosync(folder, *words, code=2).stderr
+
+
 def test_a_hostfile_becomes_a_cluster_file(folder: Path) -> None:
     (folder / "hosts.txt").write_text("node-1 slots=2\nnode-2 slots=2\n")
     (folder / "topo.txt").write_text("GPU0 GPU1\nGPU0 X NV12\nGPU1 NV12 X\n")

@@ -10,7 +10,7 @@ from autosync.api.cli.commands import simulator
 from autosync.api.cli.commands.simulator import app
 from autosync.api.cli.connection import connected
 from autosync.api.db import Database, migrate
-from autosync.api.engine import version_training
+from autosync.api.engine import job_queue, version_training
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.version_training import NOTHING_NEW
@@ -122,6 +122,16 @@ def test_a_training_that_makes_no_version_says_why(
     assert isinstance(failed, AutosyncError)
     assert "failed: no room is left." in failed.message
     assert "train.log" in failed.remedy
+
+
+def test_a_training_comes_after_an_older_one_whose_worker_is_gone(tmp_path: Path) -> None:
+    db = empty_database(tmp_path)
+    with opened(db) as database:
+        with database.writing() as session:
+            job_queue.enqueue_training(session)
+        assert job_queue.claim(database, "gone:1", -1.0, kind="training") is not None
+    told = autosync(tmp_path, "simulator", "train", "--db", db).stderr
+    assert f"is finished: {NOTHING_NEW}" in " ".join(told.split())
 
 
 def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_a_tuning_that_kills_its_workers_is_given_up_until_it_is_resumed(
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
     assert tuning.state == "failed"
-    assert "keeps dying" in str(tuning.error)
+    assert "never came to its end" in str(tuning.error)
     tuning_control.resume(sqlite, tuning_id)
     worked_off(sqlite, ScriptedLauncher(steady))
     assert state(sqlite, tuning_id) == "finished"

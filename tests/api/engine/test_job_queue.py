@@ -185,6 +185,16 @@ def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database
     ]
 
 
+def test_a_worker_that_was_taken_for_dead_has_had_it_no_longer_than_it_did(
+    database: Database,
+) -> None:
+    held, _ = claimed(database, REQUEST)
+    expire(database, held)
+    assert job_queue.heartbeat(database, held, lease_seconds=100)
+    with database.reading() as session:
+        assert 0 < session.get_one(TuningRow, held.job_id).held_seconds < 600
+
+
 def test_processes_share_a_queue_without_doing_anything_twice(
     url: str, database: Database, tmp_path: Path
 ) -> None:

@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from autosync.api.db import Database
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.database_store import DatabaseStore
@@ -19,6 +21,8 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import Cancelled
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.contract import TrialRequest
+from tests.api.conftest import fresh_url
+from tests.api.databases import opened
 from tests.api.engine.test_job_queue import taken_over
 from tests.api.engine.test_queue_worker import REQUEST as SHORT
 from tests.api.engine.test_queue_worker import rows, state
@@ -103,6 +107,27 @@ def test_one_that_is_tried_again_is_listed_again(sqlite: Database) -> None:
     assert tuning_control.resume(sqlite, tuning_id) == "queued"
     with sqlite.reading() as session:
         assert not session.get_one(TuningRow, tuning_id).archived
+
+
+def test_what_is_resumed_at_the_same_moment_is_not_archived(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL, where transactions that write run side by side."""
+
+    def resumed_meanwhile(*asked: Any) -> Any:
+        row = stored(*asked)
+        monkeypatch.setattr(tuning_control, "stored", stored)
+        assert tuning_control.resume(database, tuning_id) == "queued"
+        return row
+
+    with fresh_url(request, "postgresql") as url, opened(url) as database:
+        tuning_id = enqueue(database, REQUEST)
+        job_queue.cancel(database, tuning_id)
+        monkeypatch.setattr(tuning_control, "stored", resumed_meanwhile)
+        with pytest.raises(NotSupported, match="is queued and cannot be archived"):
+            tuning_control.write_notes(database, tuning_id, archived=True)
+        with database.reading() as session:
+            assert not session.get_one(TuningRow, tuning_id).archived
 
 
 def test_what_has_ended_is_neither_paused_nor_resumed(database: Database) -> None:

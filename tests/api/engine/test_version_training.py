@@ -245,6 +245,19 @@ def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:
     assert again.fence == 2
 
 
+def test_a_training_whose_worker_is_restarted_a_few_times_comes_to_its_end(
+    sqlite: Database,
+) -> None:
+    with sqlite.writing() as session:
+        training_id = enqueue_training(session)
+    stopped = threading.Event()
+    stopped.set()
+    for stop in (*[stopped] * 5, NEVER):
+        assert train_next(sqlite, "here:1", stop)
+    with sqlite.reading() as session:
+        assert session.get_one(SimulatorTrainingRow, training_id).state == "finished"
+
+
 def test_what_takes_its_worker_down_is_given_up(sqlite: Database) -> None:
     with sqlite.writing() as session:
         training_id = enqueue_training(session)

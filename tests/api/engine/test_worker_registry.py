@@ -3,9 +3,13 @@
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
+from autosync.api.db.tables import TuningRow
+from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
+from autosync.api.engine.tuning_control import resume
 from autosync.api.engine.worker_registry import gpus_of_workers, register, unregister
 from autosync.api.http.app import create_app
+from autosync.api.views.service import readiness
 from tests.api.sample import small_request
 
 
@@ -33,6 +37,21 @@ def test_readiness_counts_workers_and_the_age_of_the_queue(database: Database) -
         assert answer.status_code == 200
         assert (answer.json()["workers"], answer.json()["queued"]) == (1, 1)
         assert 0 < answer.json()["oldest_queued_seconds"] < 600
+
+
+def test_a_tuning_that_is_resumed_waits_since_then(database: Database) -> None:
+    tuning_id = enqueue(database, small_request())
+
+    def waited_seconds() -> float:
+        with database.reading() as session:
+            return readiness(session).oldest_queued_seconds
+
+    with database.writing() as session:
+        session.get_one(TuningRow, tuning_id).created_at -= 3600
+    assert waited_seconds() > 3000
+    job_queue.cancel(database, tuning_id)
+    resume(database, tuning_id)
+    assert waited_seconds() < 600
 
 
 def test_gpus_that_no_worker_has_are_refused(client: TestClient, sqlite: Database) -> None:

@@ -100,6 +100,16 @@ def test_beyond_loopback_hosts_are_listed(sqlite: Database) -> None:
             assert "--allow-host" in answer.json()["remedy"]
 
 
+def test_an_address_of_ipv6_may_be_written_in_any_way(sqlite: Database) -> None:
+    """Browsers send the short one."""
+    right = {"authorization": "Bearer open sesame"}
+    access = access_on("2001:DB8:0:0::1", "open sesame", ("[2001:db8::0002]",))
+    with TestClient(create_app(sqlite, access), base_url="http://127.0.0.1") as client:
+        for own in ("[2001:db8::1]:8080", "[2001:DB8:0::1]", "[2001:db8::2]"):
+            assert client.get("/v1/tunings", headers={**right, "host": own}).status_code == 200
+    assert access_on("0:0::0", "open sesame").hosts == access_on("::", "open sesame").hosts
+
+
 @pytest.mark.parametrize("name", ["https://tuner.example", "tuner.example/autosync", "::1", ""])
 def test_a_name_that_no_host_header_can_have_is_refused(name: str) -> None:
     """Else nobody could address the service by it, and a header that is no name would pass."""

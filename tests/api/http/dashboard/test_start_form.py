@@ -79,6 +79,25 @@ def test_every_space_that_has_a_name_can_be_chosen(sqlite: Database) -> None:
             assert chosen_space(client.get(f"/?like={started}").text) == name
 
 
+def test_a_form_that_is_sent_twice_starts_one_tuning(client: TestClient) -> None:
+    """As by a double click; what is changed in it, or asked for on another page, is another one."""
+
+    def sent_as() -> str:
+        found = re.search(r'name="sent_as" value="(\w+)"', client.get("/").text)
+        assert found is not None
+        return found[1]
+
+    form = {"graph": "vgg16", "cluster": "example-2x2", **given_token(client)}
+    first = {**form, "sent_as": sent_as()}
+    changed, later = {**first, "seed": "1"}, {**form, "sent_as": sent_as()}
+    shown = [
+        client.post("/tunings", data=asked, follow_redirects=False).headers["location"]
+        for asked in (first, first, changed, later)
+    ]
+    assert shown[0] == shown[1]
+    assert len(set(shown)) == client.get("/v1/tunings").json()["total"] == 3
+
+
 def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
