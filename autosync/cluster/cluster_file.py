@@ -174,6 +174,7 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
     if isinstance(version, int | float) and not isinstance(version, bool):
         why = f"nccl_version is the number {_shown(version)}, of which 2.20 and 2.2 are the same"
         raise _refused(source, why, "Write it in quotes: nccl_version: '2.20'.")
+    _check_costs(data.get("costs"), source)
     if isinstance(day := data.get("priced_on"), date):  # as YAML reads one without quotes
         data["priced_on"] = day.isoformat()
     for position, node in enumerate(nodes, 1):
@@ -184,6 +185,19 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
         where = f"{source}, node {node['address']!r}"
         _check_node(node, where)
         _fill_in_rates(node, str(data.get("transport", "")), where)
+
+
+def _check_costs(costs: object, source: str) -> None:
+    """Refuses two costs of one kind, of which the first would count. Stored clusters that have such
+    are still read."""
+    seen: set[str] = set()
+    for cost in costs if isinstance(costs, list) else ():
+        kind = cost.get("kind") if isinstance(cost, dict) else None
+        if not isinstance(kind, str):
+            continue
+        if kind in seen:
+            raise _refused(source, f"two costs are of {_shown(kind)}", "Keep one of them.")
+        seen.add(kind)
 
 
 NODE_NUMBERS = (

@@ -27,6 +27,7 @@ nodes:
   - {address: 10.0.0.2, devices: [{type: t4}], bandwidth_gbps: 9.56}
 """
 GOOD = TWO % "intra_bandwidth_gbps: 48"
+REDUCE = "{kind: reduce, startup_seconds: 0.001}"
 
 
 class TestCluster:
@@ -310,6 +311,7 @@ class TestFile:
             (GOOD + "backend: mpi", "backend"),
             (GOOD + "overlap_slowdown: -0.1", "overlap_slowdown must be 0 or more"),
             (GOOD + "costs: [{kind: reduce, startup_seconds: -1}]", "startup_seconds of reduce"),
+            (GOOD + f"costs: [{REDUCE}, {REDUCE}]", "two costs are of 'reduce'"),
             (GOOD + "overlap_slowdown: .inf", "overlap_slowdown must be a number"),
             (GOOD + "overlap_slowdown: 5%", "overlap_slowdown must be a number"),
             (GOOD + "name: again", "line 6: is no valid YAML: 'name' is given twice"),
