@@ -337,6 +337,22 @@ class TestFile:
         assert words in caught.value.message
         assert len(str(caught.value)) < 1000
 
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            ("10.0.0.2", "003", "node number 2 has the address 3, which is no text"),
+            ("10.0.0.2", "no", "node number 2 has the address False, which is no text"),
+            ("name: two", "name: 2024", "has the name 2024, which is no text"),
+        ],
+    )
+    def test_text_that_yaml_reads_as_something_else_needs_quotes(
+        self, old: str, new: str, words: str
+    ) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            parse_cluster(GOOD.replace(old, new), "mine.yaml")
+        assert words in caught.value.message
+        assert "in quotes" in caught.value.remedy
+
     def test_a_bomb_of_aliases_is_refused_at_once(self) -> None:
         levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
         levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
