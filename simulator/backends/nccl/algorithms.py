@@ -92,8 +92,8 @@ class Candidate:
         return result
 
     def limited_to(self, channels: int, topology: Topology) -> "Candidate":
-        """With so many channels at most, each of which carries its share of what GPUs' links do, and
-        uses one NIC or connection; 0: no limit."""
+        """With so many channels at most; 0: no limit. Each carries its share of the rate of GPU
+        links, and uses one NIC or connection."""
         if not 0 < channels < self.channels:
             return self
         inside, outside, spine = self.per_byte
