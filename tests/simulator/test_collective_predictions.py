@@ -21,3 +21,12 @@ def test_a_collective_takes_what_its_message_takes_alone(backend: Backend) -> No
     assert alone == pytest.approx([0.005 + 0.006 + 0.015])
     found = predicted_collectives(cluster, "all_reduce", np.array([1e6]))
     assert found.seconds == pytest.approx(alone)
+
+
+def test_what_holds_links_besides_the_bytes_is_not_called_a_startup() -> None:
+    starting, sending = cluster_of(startup=5e-3), cluster_of(startup=0.0)
+    sending = replace(sending, link_seconds_per_send=1e-3)
+    small = np.array([4.0])
+    assert predicted_collectives(starting, "all_reduce", small).binding == ("startup",)
+    (binding,) = predicted_collectives(sending, "all_reduce", small).binding
+    assert binding.startswith("NIC")

@@ -106,6 +106,11 @@ def test_what_is_refused_says_what_is_wrong_and_the_way_out_and_leaves_nothing_b
     assert {path.name for path in folder.iterdir()} == before
 
 
+def test_no_command_takes_a_batch_of_nothing_for_the_usual_one(folder: Path) -> None:
+    for command in (("profile", "bert_3l"), ("rank", "bert_3l", "pair.yaml")):
+        assert "Invalid value" in refusal(folder, *command, "--batch", "0")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_says_so(folder: Path) -> None:
     asked = ("--compute", "kernels", "--compute-device", "cuda", "--launcher", "local")
