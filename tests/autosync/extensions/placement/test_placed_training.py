@@ -638,6 +638,24 @@ def test_an_error_of_the_first_call_is_told_on_every_rank(pair: Ranks) -> None:
     assert "rank 1 refuses it: module 'pairing' ended with RuntimeError" in other
 
 
+def frozen_meanwhile(rank: int, world: int, given: Bundle) -> list[bool]:
+    """Which parameters of the block are trained behind the plan."""
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank)
+    block = model.get_submodule("block")
+    for parameter in list(block.parameters())[1:]:
+        parameter.requires_grad_(False)
+    autosync.detach(model)
+    return [parameter.requires_grad for parameter in block.parameters()]
+
+
+def test_what_was_frozen_under_a_plan_is_frozen_behind_it_on_every_rank(pair: Ranks) -> None:
+    one, two = pair.run(frozen_meanwhile, bundle(PAIR["one device"], 2))
+    assert one == two
+    assert one[0]
+    assert not any(one[1:])
+
+
 class Probe(nn.Module):
     """No gradient comes back to what it reads."""
 
