@@ -30,6 +30,7 @@ from autosync.runtime.bundle_fit import (
 )
 from autosync.runtime.compression.half import check_lossless
 from autosync.runtime.device.model_tensors import check_own_places, device_of
+from autosync.runtime.device.streams import on_device
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.fully_shard import (
     apply_fully_shard,
@@ -64,6 +65,7 @@ from autosync.runtime.transport.agreement import (
     agreed_everywhere,
     exchange_reports,
     given_to,
+    ranks_meet,
     refused_everywhere,
 )
 from autosync.runtime.transport.base import SynchronizationFailed
@@ -303,7 +305,8 @@ def _shard(
             raise clipping_of_several()
         planned = (variable.name for variable in shipped.variables)
         units = unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
-    share_initial_values(group, model, group)
+    with ranks_meet(), on_device(device):
+        share_initial_values(group, model, group)
     before = named_values(model)
     meshes = {ranks: mesh_of(ranks, group, device) for ranks in sharding.group_sizes}
     with agreed_everywhere(group, device):  # one may lack memory for it

@@ -108,9 +108,11 @@ class CompiledModel:
             setattr(split, name, CompiledRegion(region, self._backend))
         return split
 
-    def _warn(self, *_: Any) -> None:
+    def _warn(self, optimizer: Optimizer, *_: Any) -> None:
         """Where the script does not call the model itself, or its forward pass is several graphs,
         of which none has a region's first module."""
+        if not any(float(group.get("lr", 1)) for group in optimizer.param_groups):
+            return  # torch makes an optimizer's state so, before any forward pass
         self._drop_handles()
         missing = [name for name in self._begins_with if name not in self.found]
         if missing:

@@ -41,12 +41,18 @@ class NcclPrediction(Prediction):
         for each in knobs.ranges:  # refuses what runs on no such cluster
             forced = Forced(each.algorithm, each.protocol)
             runnable(topology_of(domain.cluster), each.operation, forced)
-        cluster = replace(domain.cluster, nccl=_beside(knobs, domain.cluster.nccl or NcclKnobs()))
+        jobs = domain.cluster.nccl or NcclKnobs()
+        told = _beside(knobs, jobs)
+        cluster = replace(domain.cluster, nccl=told)
         slowdown = cluster.overlap_slowdown
-        if slowdown and knobs.max_ctas:
-            own = cost_segments(topology_of(domain.cluster), "all_reduce")[-1].channels
-            fewer = min(1.0, knobs.max_ctas / own)
-            cluster = replace(cluster, overlap_slowdown=slowdown * fewer)
+        if slowdown and told.max_ctas != jobs.max_ctas:
+            before, now = (
+                cost_segments(topology_of(each), "all_reduce")
+                for each in (domain.cluster, cluster)
+            )
+            if before:  # of several ranks
+                slowdown *= now[-1].channels / before[-1].channels
+                cluster = replace(cluster, overlap_slowdown=slowdown)
         return replace(domain, cluster=cluster)
 
     def account(self, domain: Domain, strategy: Strategy) -> list[str]:

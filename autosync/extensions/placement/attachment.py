@@ -103,20 +103,22 @@ class PlacementAttachment:
             held_state(self._optimizer).pop(placed.parameter, None)
 
     def give_back(self, with_state: bool = True) -> None:
-        """Every rank holds every variable again. A collective. with_state: the optimizer's state,
-        too; else that of these variables is gone on every rank."""
+        """Every rank holds every variable again, trained or frozen as where it was held. A
+        collective. with_state: the optimizer's state, too; else that of these variables is gone on
+        every rank."""
         if not self._parameters:
             return
         self._calls.meet("detach()")
         state = self._gathered_state() if with_state else {}
         places = self._places()
-        for placed in self._parameters:
+        trained = self._exchange.gather([each.parameter.requires_grad for each in self._parameters])
+        for number, placed in enumerate(self._parameters):
             value = self._value(placed)
             if not with_state:
                 held_state(self._optimizer).pop(placed.parameter, None)
             if not placed.is_held:
                 placed.parameter.data = placed.laid_out(value)
-                placed.parameter.requires_grad_(True)
+                placed.parameter.requires_grad_(bool(trained[placed.source][number]))
                 if (of_it := state.get(places.get(id(placed.parameter), -1))) is not None:
                     held_state(self._optimizer)[placed.parameter] = of_it
 

@@ -8,7 +8,7 @@ multiplied by s_a / s_b on the way. With even shares that is 1, and nothing is r
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from autosync.errors import AutosyncError
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.transport.base import lost_peer
@@ -69,9 +70,10 @@ class RowExchange:
         """Notes deals."""
         return None if self.monitor is None else self.monitor.trace
 
-    def refusing(self) -> AbstractContextManager[None]:
-        """Use around what this rank alone may refuse, while the others wait in a deal."""
-        return nullcontext() if self.monitor is None else self.monitor.refusing()
+    def stop(self, error: AutosyncError) -> None:
+        """This rank alone cannot go on, while the others wait in a deal: all end with its error."""
+        if self.monitor is not None and self.monitor.failure is None:
+            self.monitor.stop(error)
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:

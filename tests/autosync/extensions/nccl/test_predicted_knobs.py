@@ -75,6 +75,15 @@ def test_fewer_ctas_slow_messages_and_give_compute_back() -> None:
     assert predicted(hidden, few) < predicted(hidden)
 
 
+def test_more_ctas_than_the_jobs_set_take_more_of_compute() -> None:
+    """A cluster's slowdown is that of its jobs, whose limit a strategy may raise."""
+    graph = chain_graph(((1000, 1000),) * 20)
+    felt = replace(DOMAIN.cluster, overlap_slowdown=0.4, nccl=NcclKnobs(max_ctas=4))
+    hidden = domain_of(graph, felt, 1000.0)
+    assert predicted(hidden, NcclKnobs(max_ctas=64)) > predicted(hidden)
+    assert predicted(hidden, NcclKnobs(max_ctas=4)) == predicted(hidden)
+
+
 def test_the_analytic_model_knows_what_knobs_change() -> None:
     few = NcclKnobs(max_ctas=4)
     population = encode([all_reduced(DOMAIN), all_reduced(DOMAIN, few)], DOMAIN)

@@ -595,6 +595,67 @@ def test_a_form_that_changes_on_one_rank_is_refused_by_name_on_every_rank(pair: 
     assert other == f"rank 1 stopped: {own}"
 
 
+def failing(rank: int, world: int, given: Bundle) -> str:
+    """Rank 1, which alone computes the block, meets an error of the block's own."""
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank)
+    placed: Any = vars(model.block)["forward"]
+
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("an odd sample")
+
+    if rank == 1:
+        placed._forward = fails
+    return ended_alone(model, rank == 1, lambda: train(model, optimizer, rank))
+
+
+ODD = "ValueError: an odd sample"
+
+
+def test_an_error_of_a_placed_module_is_told_on_every_rank(pair: Ranks) -> None:
+    other, own = pair.run(failing, bundle(PAIR["one device"], 2))
+    assert own == ODD
+    assert other.startswith(f"rank 1 stopped: module 'block' ended with {ODD}")
+
+
+def failing_at_first(rank: int, world: int) -> str:
+    groups, exchange = exchanging(rank)
+    module = make(Pairing)
+    module.linear = nn.Linear(FEATURES + 1, FEATURES)
+    placed = PlacedForward("pairing", module, evenly("pairing", [1]), exchange)
+    try:
+        placed(batch(0, rank), False)
+    except (RuntimeError, NotSupported) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        groups.close()
+    return "nothing"
+
+
+def test_an_error_of_the_first_call_is_told_on_every_rank(pair: Ranks) -> None:
+    other, own = pair.run(failing_at_first)
+    assert own.startswith("RuntimeError: ")
+    assert "rank 1 refuses it: module 'pairing' ended with RuntimeError" in other
+
+
+def frozen_meanwhile(rank: int, world: int, given: Bundle) -> list[bool]:
+    """Which parameters of the block are trained behind the plan."""
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank)
+    block = model.get_submodule("block")
+    for parameter in list(block.parameters())[1:]:
+        parameter.requires_grad_(False)
+    autosync.detach(model)
+    return [parameter.requires_grad for parameter in block.parameters()]
+
+
+def test_what_was_frozen_under_a_plan_is_frozen_behind_it_on_every_rank(pair: Ranks) -> None:
+    one, two = pair.run(frozen_meanwhile, bundle(PAIR["one device"], 2))
+    assert one == two
+    assert one[0]
+    assert not any(one[1:])
+
+
 class Probe(nn.Module):
     """No gradient comes back to what it reads."""
 

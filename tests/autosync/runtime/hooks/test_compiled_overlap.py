@@ -247,6 +247,14 @@ def test_a_model_that_is_not_called_itself_is_told_of() -> None:
     optimizer = make_optimizer("sgd", model)
     one = CompiledRegions((tuple(f"blocks.{place}" for place in range(BLOCKS)),))
     compiled = compilation.attach(model, one, [optimizer], backend="eager")
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()  # makes the state, as torch does before it loads a checkpoint
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
     model.head(torch.ones(2, 6)).sum().backward()
     with pytest.warns(UserWarning, match=r"no compiled graph contains blocks\.0,"):
         optimizer.step()

@@ -133,6 +133,20 @@ def test_a_models_own_join_attribute_stays(pair: Ranks) -> None:
     assert pair.run(joined) == [True, True]
 
 
+def with_a_flag(rank: int, world: int) -> list[object]:
+    """A model's attribute that is no method of torch's, while a plan is on and behind it."""
+    model = make_model("mlp")
+    model.__dict__["compile"] = False
+    _, _, attachment = attached(Case(), world, model=model)
+    found: list[object] = [model.compile]
+    attachment.detach()
+    return [*found, model.compile]
+
+
+def test_a_models_own_compile_attribute_stays(pair: Ranks) -> None:
+    assert pair.run(with_a_flag) == [[False, False]] * 2
+
+
 def with_its_own(rank: int, world: int) -> tuple[int, bool]:
     """How often a function that the script has put on its model was called, and whether it is there
     behind the plan."""

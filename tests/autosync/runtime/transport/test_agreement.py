@@ -245,6 +245,15 @@ def test_a_withdrawn_error_no_longer_reaches_the_others() -> None:
     assert words(third.cause()) == "rank 1 stopped: other."
 
 
+def test_of_two_errors_in_a_row_none_is_left() -> None:
+    first, second, _ = three()
+    first.post(FROZEN)
+    first.post(OTHER)
+    assert words(second.cause()) == "rank 0 stopped: other."
+    first.withdraw()
+    assert second.cause() is None
+
+
 def test_an_error_may_be_withdrawn_while_a_thread_looks() -> None:
     first, second, _ = three()
     second.post(OTHER)
