@@ -151,7 +151,8 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
             "rank.",
         )
     host, backend = trace.get("host_name"), told.get("backend")
-    if _sends_by_nccl(told) and not sorted_out.kernels and not sorted_out.marks:
+    by_nccl = backend == "nccl" or (_may_send_by_nccl(told) and not sorted_out.marks)
+    if by_nccl and not sorted_out.kernels:
         raise _refused(
             source,
             "has no kernels, though the job sends by NCCL",
@@ -172,7 +173,7 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
     )
 
 
-def _sends_by_nccl(job: Mapping[str, Any]) -> bool:
+def _may_send_by_nccl(job: Mapping[str, Any]) -> bool:
     """Whether one of its groups may. A job need not name its backend ("undefined"), or names one
     for each type of device ("cpu:gloo,cuda:nccl")."""
     groups = job.get("pg_config")
