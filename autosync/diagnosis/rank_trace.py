@@ -115,7 +115,8 @@ class RankTrace:
         """For how long the GPU goes on after the last step's mark, which is the host's."""
         if not self.on_device:
             return 0.0
-        ends = [*self.compute[:, 1].tolist(), *(each.end_seconds for each in self.collectives)]
+        ends = [float(self.compute[:, 1].max(initial=0.0))]
+        ends += [each.end_seconds for each in self.collectives]
         return max(0.0, max(ends) - float(self.steps[-1, 1]))
 
 

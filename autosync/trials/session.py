@@ -367,7 +367,7 @@ def _attach_fully_shard(
     attached = TrialAttachment(copied, detach, abandon)
     try:
         for optimizer in optimizers:
-            undone.append(fully_shard.retarget(optimizer, before, after))
+            undone.append(fully_shard.retarget(optimizer, before, after))  # noqa: PERF401  # kept where one fails
     except BaseException:  # the others train the model's own values again
         abandon()
         raise

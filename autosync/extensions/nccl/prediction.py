@@ -47,8 +47,7 @@ class NcclPrediction(Prediction):
         slowdown = cluster.overlap_slowdown
         if slowdown and told.max_ctas != jobs.max_ctas:
             before, now = (
-                cost_segments(topology_of(each), "all_reduce")
-                for each in (domain.cluster, cluster)
+                cost_segments(topology_of(each), "all_reduce") for each in (domain.cluster, cluster)
             )
             if before:  # of several ranks
                 slowdown *= now[-1].channels / before[-1].channels

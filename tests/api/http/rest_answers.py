@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx
+from fastapi.testclient import TestClient
 
 from autosync.cluster import Cluster
 from autosync.documents import to_json
@@ -19,7 +20,9 @@ nodes:
 
 
 def posted(
-    client: httpx.Client, graph: ModelGraph | None = None, cluster: Cluster | None = None
+    client: httpx.Client | TestClient,
+    graph: ModelGraph | None = None,
+    cluster: Cluster | None = None,
 ) -> dict[str, Any]:
     """The ids of a graph and a cluster that are posted, as a request names them."""
     graph, cluster = graph or chain_graph(), cluster or grid_cluster()
