@@ -11,7 +11,7 @@ from autosync.domain import MOST_ACCUMULATED, Optimizer, Profile, optimizer_name
 from autosync.errors import InvalidInput
 from autosync.optimizers import OptimizerName
 from autosync.search.loop.earlier_document import EarlierTrials
-from autosync.search.loop.settings import Acquisition, Settings
+from autosync.search.loop.settings import MOST_SEED, Acquisition, Settings
 from autosync.search.space import SPACES, SPACES_IN_WORDS, Space, SpaceName
 from autosync.trials.request_names import ComputeDevice, ComputeKind, LauncherName
 
@@ -74,7 +74,7 @@ class ModelSpec(BaseModel):
         le=MOST_ACCUMULATED,
         description="Batches whose gradients are added up before an update.",
     )
-    seed: int = Field(0, ge=0, lt=2**53, description="Of the whole search.")
+    seed: int = Field(0, ge=0, lt=MOST_SEED, description="Of the whole search.")
 
     @property
     def compute_settings(self) -> ComputeSettings:

@@ -11,9 +11,9 @@ from pydantic import ConfigDict
 from autosync.atomic_write import replaced_atomically
 from autosync.documents import STRICT, UNLESS_ONE, from_data, from_json, to_json
 from autosync.domain import Domain
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, InvalidStrategy
 from autosync.extensions.document import ExtensionDocument
-from autosync.extensions.registry import of_plan, verification_of
+from autosync.extensions.registry import EXTENSIONS, of_plan, verification_of
 from autosync.graph import DType
 from autosync.plan import Plan, compile_plans, plan_of
 from autosync.plan.plan_document import upgraded
@@ -109,8 +109,17 @@ def with_extension(shipped: Bundle, entry: ExtensionDocument) -> Bundle:
     measurements were made without the extension, so they are left out.
 
     Raises:
-        InvalidStrategy: the strategy cannot carry it; see `check_strategy` of its verification.
+        InvalidStrategy: it changes messages, or the strategy cannot carry it; see `check_strategy`
+            of its verification.
     """
+    if EXTENSIONS[entry.key].has_messages:
+        raise InvalidStrategy(
+            f"the extension {entry.key!r} changes a plan's messages, and the bundle has those of a "
+            "strategy without it.",
+            thing="extensions",
+            value=entry.key,
+            remedy="Make a bundle of a strategy that carries it, by autosync.bundle.make_bundle.",
+        )
     strategy = shipped.strategy.carrying(entry)
     verification_of(entry.key).check_strategy(strategy)
     plan = replace(shipped.plan, extensions=of_plan(strategy.extensions))

@@ -136,6 +136,8 @@ def _check_given(settings: ComputeSettings) -> None:
         InvalidInput: what a given profile states already.
     """
     stated = {
+        # others change the graph, too
+        "precision": settings.precision if settings.precision == "tf32" else None,
         "recompute": settings.recompute,
         "step_seconds": settings.step_seconds,
         "efficiency": settings.efficiency,

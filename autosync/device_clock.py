@@ -34,9 +34,11 @@ def seconds_between(first: Moment, second: Moment) -> float:
 
 
 def seconds_since(first: Moment, moments: Sequence[Moment]) -> list[float]:
-    """Seconds from `first` to each moment; waits until a GPU has reached them all."""
-    if isinstance(first, torch.cuda.Event):
-        torch.cuda.synchronize()
+    """Seconds from `first` to each moment; waits until a GPU, which need not be the current one,
+    has reached them all."""
+    for each in (first, *moments):
+        if isinstance(each, torch.cuda.Event):
+            each.synchronize()
     return [seconds_between(first, one) for one in moments]
 
 

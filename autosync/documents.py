@@ -107,8 +107,6 @@ def _explained(
     error: ValidationError, cls: type[Any], source: str, remedy: str = ""
 ) -> InvalidInput:
     first, *others = error.errors(include_url=False)
-    if isinstance(cause := first.get("ctx", {}).get("error"), InvalidInput):
-        return cause
     where = _field_path(first)
     value = repr(first["input"])
     value = value if len(value) <= 80 else value[:77] + "..."

@@ -165,9 +165,12 @@ class Domain:
                     value=len(given),
                     remedy="Profile this graph with `autosync profile`.",
                 )
-            if any(not 0 <= seconds < 1e6 for seconds in given):
+            if odd := [seconds for seconds in given if not 0 <= seconds < 1e6]:
                 raise InvalidInput(
-                    f"profile.{field} holds a negative or absurd time.", thing=f"profile.{field}"
+                    f"profile.{field} holds {odd[0]}, a negative or absurd time.",
+                    thing=f"profile.{field}",
+                    value=odd[0],
+                    remedy="Profile this graph with `autosync profile`.",
                 )
         if not 0 <= (update := self.profile.update_seconds) < 1e6:
             raise InvalidInput(

@@ -3,7 +3,7 @@ installation."""
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -51,20 +51,22 @@ ALLOWED = (
 srun, kubectl)."""
 
 SECRET_WORDS = ("TOKEN", "PASSWORD", "SECRET", "CREDENTIAL", "JWT")
-"""A variable with one of these words in its name is passed on only if its full name is given."""
+"""A variable with one of these words in its name is passed to trials only if AUTOSYNC_PASS has its
+full name: a pattern does not take it along."""
 
 
-def allowed_environment(also: Iterable[str] = ()) -> dict[str, str]:
+def allowed_environment(also: Sequence[str] = ()) -> dict[str, str]:
     """The part of this process's environment that a process running trials gets.
 
-    also: further names, or patterns with `*`, for that process alone.
+    also: further names, or patterns with `*`, for that process alone, secrets included.
     """
     asked = [name.strip() for name in os.environ.get(PASSED_VARIABLE, "").split(",")]
-    wanted = (*also, *asked)
     return {
         name: value
         for name, value in os.environ.items()
-        if _fits(name, wanted) or (_fits(name, ALLOWED) and not _is_secret(name))
+        if _fits(name, also)
+        or name in asked
+        or (_fits(name, (*ALLOWED, *asked)) and not _is_secret(name))
     }
 
 

@@ -65,7 +65,8 @@ class NcclKnobs(ExtensionDocument):
     min_ctas, max_ctas: of a communicator's kernels, which take as many multiprocessors from
         compute; 0: not set.
     cga_cluster_size: CTAs of a thread block cluster, from Hopper on; 0 is none, None not set.
-    socket_threads, sockets_per_thread: of each connection over TCP; 0: not set.
+    socket_threads, sockets_per_thread: of each connection over TCP; 0: not set, and 1 where the
+        other is.
     pxn: whether messages pass another GPU of the node, over NVLink, to the NIC near it.
     """
 
@@ -152,11 +153,12 @@ def environment_of(
         then, which needs no variables.
     """
     found = {} if own_groups else _variables(_of_communicators(knobs))
-    sockets = {
-        "socket_nthreads": knobs.socket_threads,
-        "nsocks_perthread": knobs.sockets_per_thread,
-    }
-    found |= _variables({name: value for name, value in sockets.items() if value})
+    if knobs.socket_threads or knobs.sockets_per_thread:  # both, or the job's would count
+        sockets = {
+            "socket_nthreads": max(knobs.socket_threads, 1),
+            "nsocks_perthread": max(knobs.sockets_per_thread, 1),
+        }
+        found |= _variables(sockets)
     if knobs.pxn is not None:
         found["NCCL_PXN_DISABLE"] = str(int(not knobs.pxn))
     if knobs.by_size:

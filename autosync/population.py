@@ -144,6 +144,15 @@ BY_STRATEGY = (
 )
 BY_ROW = ("variable", "length", "method", "server", "group", "option", "position")
 
+TABLES = {
+    "layout": "layouts",
+    "option": "options",
+    "engine": "engines",
+    "ddp": "ddp_arguments",
+    "extension": "extensions",
+}
+"""By the column that indexes it, each table of a population."""
+
 
 def concatenate(populations: Sequence[Population]) -> Population:
     """One population of all their strategies, in order; their tables are merged.
@@ -158,42 +167,23 @@ def concatenate(populations: Sequence[Population]) -> Population:
             thing="populations",
             value=[population.axis.shape for population in populations],
         )
-    layouts: dict[tuple[Replica, ...], int] = {}
-    options: dict[Option, int] = {}
-    engines: dict[FullyShard | None, int] = {None: 0}
-    arguments: dict[DdpArguments | None, int] = {None: 0}
-    extensions: dict[Entries, int] = {(): 0}
-    layout, option, engine, ddp, extension = [], [], [], [], []
-    for population in populations:
-        codes = [layouts.setdefault(item, len(layouts)) for item in population.layouts]
-        _check_layouts(len(layouts))
-        layout.append(np.array(codes, dtype=np.uint8)[population.layout])
-        codes = [options.setdefault(item, len(options)) for item in population.options]
-        option.append(np.array(codes, dtype=np.uint16)[population.option])
-        codes = [engines.setdefault(item, len(engines)) for item in population.engines]
-        engine.append(np.array(codes, dtype=np.uint16)[population.engine])
-        codes = [arguments.setdefault(item, len(arguments)) for item in population.ddp_arguments]
-        ddp.append(np.array(codes, dtype=np.uint16)[population.ddp])
-        codes = [extensions.setdefault(item, len(extensions)) for item in population.extensions]
-        extension.append(np.array(codes, dtype=np.uint16)[population.extension])
-    counts = np.concatenate([np.diff(population.first) for population in populations])
-    joined = {
+    joined: dict[str, Any] = {
         name: np.concatenate([getattr(population, name) for population in populations])
         for name in (*BY_STRATEGY, *BY_ROW)
+        if name not in TABLES
     }
-    joined |= {"layout": np.concatenate(layout), "option": np.concatenate(option)}
-    joined |= {"engine": np.concatenate(engine), "extension": np.concatenate(extension)}
-    joined |= {"ddp": np.concatenate(ddp)}
-    first = np.concatenate(([0], np.cumsum(counts)))
-    return Population(
-        layouts=tuple(layouts),
-        options=tuple(options),
-        engines=tuple(engines),
-        ddp_arguments=tuple(arguments),
-        extensions=tuple(extensions),
-        first=first,
-        **joined,
-    )
+    for name, table in TABLES.items():
+        codes: dict[Any, int] = {}
+        columns = []
+        for population in populations:
+            of_one = [codes.setdefault(item, len(codes)) for item in getattr(population, table)]
+            if name == "layout":
+                _check_layouts(len(codes))
+            column = getattr(population, name)
+            columns.append(np.array(of_one, dtype=column.dtype)[column])
+        joined |= {name: np.concatenate(columns), table: tuple(codes)}
+    counts = np.concatenate([np.diff(population.first) for population in populations])
+    return Population(first=np.concatenate(([0], np.cumsum(counts))), **joined)
 
 
 ORDER_CODES = {"fifo": Order.FIFO, "priority": Order.PRIORITY, "explicit": Order.EXPLICIT}

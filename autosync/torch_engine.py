@@ -67,6 +67,9 @@ them, and so many consecutive ranks hold the whole."""
 MOST_PREFETCHED = 8
 """Units that may be gathered ahead; what is gathered is held as a whole."""
 
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Words that torch.compile and torch's checkpoint_wrapper add to names."""
+
 
 @dataclass(frozen=True, slots=True)
 class FullyShard:

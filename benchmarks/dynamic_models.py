@@ -1,7 +1,7 @@
 """Prints seconds of a forward and backward pass of models whose structure depends on the input:
 batched by frontiers (autosync.extensions.dynamic), a vertex at a time, and by torch's packed LSTM.
 
-python -m benchmarks.dynamic_models [--samples 16 64] [--cells 64 256] [--words 20] [--repeats 7]
+python -m benchmarks.dynamic_models
 """
 
 import statistics
@@ -20,6 +20,10 @@ from tests.autosync.extensions.dynamic.drawn_graphs import random_binary_trees
 from tests.autosync.extensions.dynamic.unbatched import evaluate_unbatched
 
 INPUTS = 128
+SAMPLES, CELLS = (16, 64), (64, 256)
+LONGEST = 40
+"""Words of a sentence."""
+REPEATS = 7
 
 Evaluate = Callable[[], Tensor]
 
@@ -56,10 +60,10 @@ def anew(graphs: InputGraphs) -> InputGraphs:
     return InputGraphs(graphs.first_child, graphs.child, graphs.graph)
 
 
-def measured(ways: dict[str, Evaluate], repeats: int) -> dict[str, float]:
+def measured(ways: dict[str, Evaluate]) -> dict[str, float]:
     """Median seconds of a pass each, in turns after one to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for repeat in range(1 + repeats):
+    for repeat in range(1 + REPEATS):
         for name, evaluate in ways.items():
             begun = time.perf_counter()
             evaluate().square().sum().backward()
@@ -75,22 +79,17 @@ def report(title: str, found: dict[str, float]) -> None:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--samples", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--cells", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--words", type=int, default=20, help="longest sentence is twice as long")
-    parser.add_argument("--repeats", type=int, default=7)
-    given = parser.parse_args()
+    option_parser(__doc__).parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
-    for samples in given.samples:
+    for samples in SAMPLES:
         rng = np.random.default_rng(samples)
-        graphs = random_binary_trees(rng, samples, 2 * given.words)
-        lengths = rng.integers(1, 2 * given.words + 1, size=samples).tolist()
-        for cells in given.cells:
+        graphs = random_binary_trees(rng, samples, LONGEST)
+        lengths = rng.integers(1, LONGEST + 1, size=samples).tolist()
+        for cells in CELLS:
             size = f"{samples} samples, {cells} cells"
-            trees = measured(on_trees(graphs, cells), given.repeats)
+            trees = measured(on_trees(graphs, cells))
             report(f"tree-LSTM, {graphs.vertices} vertices, {size}", trees)
-            sequences = measured(on_sequences(lengths, cells), given.repeats)
+            sequences = measured(on_sequences(lengths, cells))
             report(f"LSTM, {sum(lengths)} words, {size}", sequences)
 
 

@@ -7,14 +7,12 @@ from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.models import bundled
-from autosync.population import encode
 from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.limit import iteration_limit
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.process_pool import ProcessPool
-from benchmarks.measure import PairedRow, Report, Way, paired
+from benchmarks.measure import PairedRow, Way, paired, print_rows
 
 GBPS = 23.9
 """Payload of 25 Gbit Ethernet: TCP carries at most 95.6 % of the wire rate at an MTU of 1500."""
@@ -37,6 +35,7 @@ SCALES = {
     "resnet50": Scales(1 / 8, 16, 1.5),
     "vgg16": Scales(1 / 32, 4, 8),
     "bert_base": Scales(1 / 32, 4, 8),
+    "ncf_sparse": Scales(1 / 32, 4, 8),
 }
 """Messages of about 256 KB on the emulated wire, whatever the model. ResNet-50 is the smallest: a
 gradient that is wanted at once waits for the slice that is under way, and 4 MiB of its 98 take 4 %
@@ -44,19 +43,19 @@ of an iteration. With startups of 0.1 ms the timeline has slices of 2 and 1.5 Mi
 the bound at rho = 1."""
 
 
-def cluster(nodes: int = 4, ranks_per_node: int = 1, gbps: float = GBPS) -> Cluster:
+def cluster(nodes: int = 4, ranks_per_node: int = 1) -> Cluster:
     return Cluster(
         f"{nodes}x{ranks_per_node}",
         tuple(
-            Node(f"10.0.0.{i + 1}", (Device("v100", ranks_per_node),), gbps, 10 * gbps)
+            Node(f"10.0.0.{i + 1}", (Device("v100", ranks_per_node),), GBPS, 10 * GBPS)
             for i in range(nodes)
         ),
     )
 
 
-def ring_seconds(model_bytes: int, ranks: int, gbps: float = GBPS) -> float:
+def ring_seconds(model_bytes: int, ranks: int) -> float:
     """An all-reduce of everything in one ring at line rate."""
-    return 2 * (ranks - 1) / ranks * model_bytes * 8 / (gbps * 1e9)
+    return 2 * (ranks - 1) / ranks * model_bytes * 8 / (GBPS * 1e9)
 
 
 def domain_at(model: str, rho: float, on: Cluster | None = None) -> Domain:
@@ -75,7 +74,6 @@ def ring_bound(domain: Domain) -> float:
 
 
 def compare(
-    report: Report,
     domain: Domain,
     scales: Scales,
     case: str,
@@ -87,33 +85,16 @@ def compare(
 ) -> list[PairedRow]:
     """A table of the ways in turn, of three iterations each, on a testbed."""
     with open_testbed(domain, scales) as pool:
-        report.note(f"{pool.description}{note}")
+        print(f"  {pool.description}{note}", flush=True)
         rows = paired(pool, domain, case, ways, rounds, 3, bound_seconds, warmup)
-    report.add(rows)
+    print_rows(rows)
     return rows
 
 
-def note_predictions(
-    report: Report, domain: Domain, ways: Sequence[Way], rows: Sequence[PairedRow]
-) -> None:
-    """Measured over predicted of each way, at the domain's costs."""
-    population = encode([way.strategy for way in ways], domain)
-    for row, seconds in zip(rows, TimelineSimulator().predict(domain, population), strict=True):
-        report.note(
-            f"{row.way}: measured {row.step_seconds * 1e3:.1f} ms, predicted "
-            f"{seconds * 1e3:.1f} ms, measured over predicted {row.step_seconds / seconds:.3f}"
-        )
-
-
-def open_testbed(domain: Domain, scales: Scales, workload: str = "baselines") -> ProcessPool:
+def open_testbed(domain: Domain, scales: Scales, workload: str = "replay") -> ProcessPool:
     """Trials run once: pairing takes the place of the pool's own repetition."""
     launcher = TestbedLauncher(
-        workloads=(
-            "baselines=benchmarks.workers:build_baselines",
-            "model=benchmarks.small_models:build_model",
-            "ddp_buckets=benchmarks.ddp_buckets:build_ddp_buckets",
-        ),
-        repeats=0,
+        workloads=("ddp_buckets=benchmarks.ddp_buckets:build_ddp_buckets",), repeats=0
     )
     asked = Workload(domain, workload, scales.byte_scale, scales.time_scale)
     return launcher.open(asked)

@@ -3,13 +3,12 @@ is compared with the reference of its own round. Slow drifts of the machine canc
 is shown by the 10th and 90th percentile of the paired ratios.
 """
 
-import argparse
 import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,15 @@ from autosync.strategy import Strategy
 from autosync.trials.contract import TrialRequest, TrialResult
 from autosync.trials.machine import usable_cores
 from autosync.trials.pool.process_pool import ProcessPool
-from benchmarks.output import in_turn, option_parser, write_json
+from benchmarks.output import in_turn
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to synchronize. mode: who does it (see `benchmarks.workers`)."""
+    """One way to synchronize."""
 
     name: str
     strategy: Strategy
-    mode: str = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,6 @@ class PairedRow:
     """A way's figures over all rounds; ratios are to the reference of the same round.
 
     bound_share: the bound over the median (1 is ideal); None where no bound was given.
-    peak_memory_bytes: the largest rank's.
     """
 
     case: str
@@ -51,7 +48,6 @@ class PairedRow:
     ratio_p90: float
     rounds: int
     outside_load: float
-    peak_memory_bytes: int
     bound_share: float | None = None
     error: str = ""
 
@@ -73,7 +69,7 @@ def paired(
         for which in in_turn(range(len(ways)), number):
             if results[which] and results[which][-1].error is not None:
                 continue
-            key = f"{ways[which].mode}/{case}/{ways[which].name}/{number}"
+            key = f"{case}/{ways[which].name}/{number}"
             request = TrialRequest(key, bundles[which], warmup=warmup, iterations=iterations)
             results[which].append(pool.run(request))
     reference = [result.step_seconds or np.nan for result in results[0]]
@@ -94,7 +90,7 @@ def _row(
     failed = next((result.error for result in results if result.error is not None), None)
     if failed is not None:
         nan = float("nan")
-        return PairedRow(case, way.name, nan, nan, nan, nan, 0, nan, 0, None, failed.message)
+        return PairedRow(case, way.name, nan, nan, nan, nan, 0, nan, None, failed.message)
     seconds = np.array([result.step_seconds for result in results], dtype=float)
     ratios = seconds / np.array(reference[: len(seconds)])
     median = float(np.median(seconds))
@@ -108,7 +104,6 @@ def _row(
         ratio_p90=float(high),
         rounds=len(seconds),
         outside_load=float(np.median([result.load or 0.0 for result in results])),
-        peak_memory_bytes=max(result.peak_memory_bytes or 0 for result in results),
         bound_share=bound_seconds / median if bound_seconds else None,
     )
 
@@ -138,61 +133,24 @@ def provenance() -> dict[str, Any]:
     }
 
 
-@dataclass
-class Report:
-    """Prints as it goes, and writes everything as JSON at the end if asked."""
+def print_title(title: str) -> None:
+    """With what figures depend on."""
+    print(title)
+    print("  " + ", ".join(f"{name} {value}" for name, value in provenance().items()))
 
-    title: str
-    rows: list[PairedRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
-        self.facts = provenance()
-        print(self.title)
-        print("  " + ", ".join(f"{name} {value}" for name, value in self.facts.items()))
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-        print(f"  {text}", flush=True)
-
-    def add(self, rows: list[PairedRow]) -> None:
-        """A table of one case."""
-        self.rows += rows
-        bounded = any(row.bound_share is not None for row in rows)
-        print(f"\n  {rows[0].case}, {rows[0].rounds} rounds")
+def print_rows(rows: Sequence[PairedRow]) -> None:
+    """A table of one case."""
+    print(f"\n  {rows[0].case}, {rows[0].rounds} rounds")
+    print(f"    {'':34s}{'ms':>9s}{'x ref':>8s}{'p10':>7s}{'p90':>7s}{'of bound':>10s}{'load':>7s}")
+    for row in rows:
+        if row.error:
+            print(f"    {row.way:34s} failed: {row.error[:100]}")
+            continue
+        share = "" if row.bound_share is None else f"{row.bound_share:.1%}"
         print(
-            f"    {'':34s}{'ms':>9s}{'x ref':>8s}{'p10':>7s}{'p90':>7s}"
-            f"{'of bound':>10s}{'load':>7s}{'peak MB':>9s}"
+            f"    {row.way:34s}{row.step_seconds * 1e3:9.2f}{row.ratio:8.3f}"
+            f"{row.ratio_p10:7.3f}{row.ratio_p90:7.3f}{share:>10s}"
+            f"{row.outside_load:7.0%}"
         )
-        for row in rows:
-            if row.error:
-                print(f"    {row.way:34s} failed: {row.error[:100]}")
-                continue
-            share = f"{row.bound_share:10.1%}" if row.bound_share is not None else f"{'':10s}"
-            print(
-                f"    {row.way:34s}{row.step_seconds * 1e3:9.2f}{row.ratio:8.3f}"
-                f"{row.ratio_p10:7.3f}{row.ratio_p90:7.3f}{share if bounded else '':10s}"
-                f"{row.outside_load:7.0%}{row.peak_memory_bytes / 1e6:9.0f}"
-            )
-        sys.stdout.flush()
-
-    def finish(self, path: Path | None) -> None:
-        seconds = time.monotonic() - self.started
-        print(f"\n  took {seconds:.0f} s")
-        rows = [asdict(row) for row in self.rows]
-        data = {
-            "benchmark": self.title,
-            "provenance": self.facts,
-            "notes": self.notes,
-            "rows": rows,
-        }
-        write_json(path, {**data, "took_seconds": round(seconds, 1)})
-
-
-def arguments(description: str | None) -> argparse.Namespace:
-    parser = option_parser(description)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: for function only")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
-    given: argparse.Namespace = parser.parse_args()
-    return given
+    sys.stdout.flush()

@@ -80,7 +80,10 @@ def main() -> None:
     parser = gpu_options(__doc__, "cpu", "gloo")
     parser.add_argument("--alone", nargs="*", default=list(MODELS), metavar="MODEL:BATCH")
     parser.add_argument("--strategies", default="bert_3l:8", metavar="MODEL:BATCH")
-    parser.add_argument("--designs", nargs="*", metavar="NAME", help="these strategies alone")
+    known = (*NAMES, *SHARDINGS, *HYBRID)
+    parser.add_argument(
+        "--designs", nargs="*", choices=known, metavar="NAME", help="these strategies alone"
+    )
     parser.add_argument("--accumulate", type=int, default=1, help="batches per update")
     parser.add_argument("--optimizer", default="adamw", choices=tuple(STATE_TENSORS))
     options = parser.parse_args()

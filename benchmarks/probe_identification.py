@@ -4,12 +4,12 @@ For each domain of a dataset its fitted costs are taken for the truth. Iteration
 strategies are made up from them by the timeline, with noise; costs are fitted from what single
 messages would show (startups, some way off; nothing of the hosts). Then the domain's measured
 strategies are predicted with the fitted costs and with the true ones: by how much do they differ?
-Nothing is run, so this says what can be identified, not what the timeline leaves out.
+Nothing is run, so this says what can be identified, not what the timeline leaves out. Printed for
+each domain, then as means over them.
 
-python -m benchmarks.probe_identification [datasets/runtimes] [--noise 0.03] [--seeds 3]
+python -m benchmarks.probe_identification [datasets/runtimes]
 """
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,9 @@ from benchmarks.output import option_parser
 
 F64 = NDArray[np.float64]
 
+NOISE = 0.03
+"""Of an iteration, in log seconds."""
+SEEDS = 3
 STARTUP_SPREAD = 0.3
 """Of what single messages show of a startup, in log seconds."""
 
@@ -34,46 +37,46 @@ STARTUP_SPREAD = 0.3
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("datasets/runtimes"))
-    parser.add_argument("--noise", type=float, default=0.03, help="of an iteration, log seconds")
-    parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     scales = read_trials(given.folder).groupby("domain")["time_scale"].first()
     print("error of predicted seconds, median (90th percentile), and Kendall's tau with the truth")
+    found: dict[str, list[F64]] = {}
     for measured in load_dataset(given.folder):
         time_scale = float(scales[measured.domain.id])
         print(f"\n{measured.name}")
-        for brief in (False, True):
-            runs = [
-                _judged(measured, time_scale, brief, given.noise, seed)
-                for seed in range(given.seeds)
-            ]
-            label = "brief" if brief else "whole"
-            for name, column in (("single messages", 0), ("fitted", 1)):
-                median, tail, tau = np.mean([run[column] for run in runs], axis=0)
-                print(f"  {label} {name:16s} {median:6.1%} ({tail:6.1%})  tau {tau:.3f}")
-            print(f"  {label} fit {np.mean([run[2][0] for run in runs]):.1f} s")
+        for label, brief in (("whole", False), ("brief", True)):
+            runs = [_judged(measured, time_scale, brief, seed) for seed in range(SEEDS)]
+            means = np.mean(runs, axis=0)
+            for name, figures in zip(("single messages", "fitted"), means, strict=True):
+                found.setdefault(f"{label} {name}", []).append(figures)
+                _print_figures(f"{label} {name}", figures)
+    print("\nmeans over the domains")
+    for name, each in found.items():
+        _print_figures(name, np.mean(each, axis=0))
 
 
-def _judged(
-    measured: MeasuredDomain, time_scale: float, brief: bool, noise: float, seed: int
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """With single messages' costs and with fitted ones: median and 90th percentile of the error,
-    tau; then the fit's seconds."""
+def _print_figures(name: str, figures: F64) -> None:
+    median, tail, tau = figures
+    print(f"  {name:22s} {median:6.1%} ({tail:6.1%})  tau {tau:.3f}")
+
+
+def _judged(measured: MeasuredDomain, time_scale: float, brief: bool, seed: int) -> F64:
+    """With single messages' costs and with fitted ones, `(2, 3)`: median and 90th percentile of the
+    error, tau."""
     rng = np.random.default_rng(seed)
     truth = replace(measured.domain.cluster, overlap_slowdown=0.0)  # as in the probe's iterations
     alone = _as_single_messages_show(truth, rng)
     probed = probing_domain(alone, time_scale)
     population = encode([each for _, each in probing_strategies(probed, brief)], probed)
     seconds = TimelineSimulator().predict(replace(probed, cluster=truth), population)
-    seconds = seconds * rng.lognormal(0.0, noise, len(population))
-    began = time.perf_counter()
+    seconds = seconds * rng.lognormal(0.0, NOISE, len(population))
     found = fit_costs(probed, population, seconds, MAX_ITERATIONS[brief])
-    took = time.perf_counter() - began
     real = _predicted(measured, measured.population, truth)
-    return (
-        _error(_predicted(measured, measured.population, alone), real),
-        _error(_predicted(measured, measured.population, found.cluster), real),
-        (took,),
+    return np.array(
+        [
+            _error(_predicted(measured, measured.population, alone), real),
+            _error(_predicted(measured, measured.population, found.cluster), real),
+        ]
     )
 
 

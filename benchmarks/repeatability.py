@@ -5,7 +5,6 @@ of an iteration it is. From this come `time_scale`, `warmup` and `iterations` in
 `datasets/runtimes/plan.yaml`. Leave the machine alone meanwhile.
 
 python -m benchmarks.repeatability [--domain transformer-2x2 ...] [--strategies 12]
-    [--protocol 1:2+5 --protocol 4:1+3]      k : warm-up + measured iterations
 """
 
 import random
@@ -36,17 +35,13 @@ class PassProtocol:
     warmup: int
     iterations: int
 
-    @classmethod
-    def parse(cls, text: str) -> "PassProtocol":
-        scale, _, counts = text.partition(":")
-        warmup, _, iterations = counts.partition("+")
-        return cls(float(scale), int(warmup), int(iterations))
-
     def __str__(self) -> str:
         return f"k = {self.time_scale:g}, {self.warmup} + {self.iterations}"
 
 
-DEFAULT = (PassProtocol(1, 2, 5), PassProtocol(2, 2, 5), PassProtocol(4, 1, 3))
+PROTOCOLS = (PassProtocol(1, 2, 5), PassProtocol(2, 2, 5), PassProtocol(4, 1, 3))
+SEED = 5
+"""Of the strategies that are drawn."""
 
 
 def measured(
@@ -68,10 +63,10 @@ def measured(
     return seconds
 
 
-def report(target: CollectionTarget, protocol: PassProtocol, strategies: int, seed: int) -> None:
+def report(target: CollectionTarget, protocol: PassProtocol, strategies: int) -> None:
     domain = domain_of(target)
-    chosen = strategies_of(domain, 10 * strategies, seed)
-    drawn = random.Random(seed).sample(chosen, min(strategies, len(chosen)))
+    chosen = strategies_of(domain, 10 * strategies, SEED)
+    drawn = random.Random(SEED).sample(chosen, min(strategies, len(chosen)))
     asked = [make_bundle(each.strategy, domain) for each in drawn]
     byte_scale, _ = target.scales
     workload = Workload(domain, byte_scale=byte_scale, time_scale=protocol.time_scale)
@@ -90,17 +85,15 @@ def report(target: CollectionTarget, protocol: PassProtocol, strategies: int, se
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--domain", action="append", metavar="NAME")
-    parser.add_argument("--protocol", action="append", type=PassProtocol.parse, metavar="K:W+N")
     parser.add_argument("--strategies", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=5)
     given = parser.parse_args()
     names = tuple(given.domain or ("transformer-2x2",))
     plan = select_targets(load_plan(data_file("runtimes", "plan.yaml")), names)
     quartiles = "median difference", "third quartile"
     print_head("domain", "pass", "ran twice", *quartiles, "above 5 %", "takes")
     for target in plan.domains:
-        for protocol in given.protocol or DEFAULT:
-            report(target, protocol, given.strategies, given.seed)
+        for protocol in PROTOCOLS:
+            report(target, protocol, given.strategies)
 
 
 if __name__ == "__main__":

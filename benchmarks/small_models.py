@@ -13,7 +13,6 @@ from autosync.importing import import_module
 from autosync.profiling import profile_from_step_seconds
 from autosync.trials.contract import Workload
 from autosync.trials.worker.training_job import make_optimizer
-from benchmarks.workers import BaselineJob
 
 BATCH, TOKENS, WIDTH, LAYERS, WORDS = 8, 32, 256, 6, 4000
 PIXELS, CLASSES = 32, 100
@@ -99,11 +98,9 @@ class ModelJob:
         return mean_square(model(self.batch))
 
 
-def build_model(workload: Workload, rank: int) -> BaselineJob:
-    """The model that the domain's graph is named after, under every mode."""
+def build_model(workload: Workload, rank: int) -> ModelJob:
+    """The model that the domain's graph is named after."""
     build, inputs = MODELS[workload.domain.graph.name]
-    name = workload.domain.optimizer.name
     torch.manual_seed(0)
     model = build()
-    job = ModelJob(model, make_optimizer(name, model), inputs(rank))
-    return BaselineJob(job, name)
+    return ModelJob(model, make_optimizer(workload.domain.optimizer.name, model), inputs(rank))

@@ -2,11 +2,10 @@
 budget, with and without, and what waiting for transfers costs, predicted and measured.
 
 python -m benchmarks.swapping [--model googlenet] [--optimizer sgd] [--batch 4] [--budget-mb 250]
-    [--gb-per-second 0.1 0.3 1] [--state]
 
 Most of what a convolutional network's step holds are activations, as in GeePS, which measures
 GoogLeNet too. Of a model whose values and optimizer state fill the budget, swapping activations
-moves little (try `--model bert_3l --optimizer adamw`); `--state` swaps optimizer state as well.
+moves little (try `--model bert_3l --optimizer adamw`).
 
 An arena counts every tensor of a training step of one process (the CPU's memory, a stated budget, a
 link of a stated rate). Costs are of steps that alternate with those of the same model unswapped in
@@ -17,7 +16,6 @@ from the imported graph with a profile measured on this machine.
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -44,6 +42,10 @@ from benchmarks.peak_memory import STATE_TENSORS, Job, domain_of
 OfBatch = Callable[[int], Domain]
 
 ROOMY = 1 << 40
+MOST_BATCH = 512
+"""No larger one is tried."""
+GB_PER_SECOND = (0.1, 0.3, 1.0)
+STEPS = 5
 STEPS_TO_FIT = 3
 """Two are recorded, before and with the optimizer's state; the third follows the schedule."""
 SHARES = (0.0, 0.5, 0.25, 0.75)
@@ -56,35 +58,29 @@ def main() -> None:
     parser.add_argument("--optimizer", default="sgd", choices=tuple(STATE_TENSORS))
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--budget-mb", type=int, default=250)
-    parser.add_argument("--gb-per-second", type=float, nargs="+", default=[0.1, 0.3, 1.0])
-    parser.add_argument("--state", action="store_true", help="Offload optimizer state, too.")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--most", type=int, default=512, help="No larger batch is tried.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     of_batch = partial(domain_of, options.model, optimizer=options.optimizer)
     print(f"{options.model}, {options.optimizer}, one thread of {provenance()['cpu']}")
-    swap = Offload(options.budget_mb * 10**6, options.state)
-    print_largest_batches(of_batch, swap, options.most)
-    domain = of_batch(options.batch)
-    print_costs(domain, swap, options.gb_per_second, options.steps)
+    print_largest_batches(of_batch, Offload(options.budget_mb * 10**6))
+    print_costs(of_batch(options.batch))
 
 
-def print_largest_batches(of_batch: OfBatch, swap: Offload, most: int) -> None:
+def print_largest_batches(of_batch: OfBatch, swap: Offload) -> None:
     title = f"largest batch in {swap.budget_bytes / 1e6:.0f} MB"
     print(f"  {title:40}{'measured':>10}{'predicted':>12}")
     for words, swapped in (("without swapping", False), ("with swapping", True)):
         given = of_batch, swap, swapped
-        measured, predicted = (largest(partial(one, *given), most) for one in (trains, fits))
+        measured, predicted = (largest(partial(one, *given)) for one in (trains, fits))
         print(f"  {words:40}{measured:10}{predicted:12}", flush=True)
 
 
-def largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest batch up to `most` that holds, 0 where none does."""
+def largest(holds: Callable[[int], bool]) -> int:
+    """The largest batch up to MOST_BATCH that holds, 0 where none does."""
     low, high = 0, 1
-    while high <= most and holds(high):
+    while high <= MOST_BATCH and holds(high):
         low, high = high, high * 2
-    high = min(high, most + 1)
+    high = min(high, MOST_BATCH + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -123,18 +119,17 @@ def held_alone(memory: DomainMemory) -> F64:
     return alone
 
 
-def print_costs(unprofiled: Domain, of_kind: Offload, rates: list[float], steps: int) -> None:
-    """of_kind: what is swapped; within several budgets here."""
+def print_costs(unprofiled: Domain) -> None:
     domain = profiled(unprofiled)
     memory = memory_of(domain)
     held = held_alone(memory)
     plain = Trained(domain, None, float("inf"))
-    probe = Trained(domain, replace(of_kind, budget_bytes=ROOMY), float("inf"))
+    probe = Trained(domain, Offload(ROOMY), float("inf"))
     for job in (plain, probe):
         for _ in range(STEPS_TO_FIT):
             job.step()
     least, peak = probe.least_bytes(), plain.arena.take_peak_bytes()
-    least_predicted = base_bytes(held, idle_spans(memory.domain, 1.0, of_kind)).max()
+    least_predicted = base_bytes(held, idle_spans(memory.domain, 1.0, Offload(ROOMY))).max()
     print(
         f"batch {domain.batch_size}: a step takes {peak / 1e6:.0f} MB (predicted "
         f"{held.max() / 1e6:.0f}), with all that is idle away {least / 1e6:.0f} MB (predicted "
@@ -145,19 +140,19 @@ def print_costs(unprofiled: Domain, of_kind: Offload, rates: list[float], steps:
         "  GB/s  budget MB  stay  moved MB  waits ms of a step: record  graph  measured (p10-p90)"
     )
     for share in SHARES:
-        swap = replace(of_kind, budget_bytes=int(least + share * (peak - least)))
-        for rate in rates:
-            print_cost(domain, held, plain, swap, rate * 1e9, steps)
+        swap = Offload(int(least + share * (peak - least)))
+        for rate in GB_PER_SECOND:
+            print_cost(domain, held, plain, swap, rate * 1e9)
 
 
 def print_cost(
-    domain: Domain, held: F64, plain: "Trained", swap: Offload, bytes_per_second: float, steps: int
+    domain: Domain, held: F64, plain: "Trained", swap: Offload, bytes_per_second: float
 ) -> None:
     swapped = Trained(domain, swap, bytes_per_second)
     for _ in range(STEPS_TO_FIT):
         swapped.step()
     waits = []
-    for _ in range(steps):
+    for _ in range(STEPS):
         before = plain.step()
         waits.append(swapped.step() - (before + plain.step()) / 2)
     recorded, schedule = swapped.swapper.recorded, swapped.swapper.schedule

@@ -1,6 +1,6 @@
 """How truly a testbed emulates: time to build it, link error, timer lateness, repeatability.
 
-python -m benchmarks.testbed_accuracy [--rounds 3]
+python -m benchmarks.testbed_accuracy
 """
 
 import statistics
@@ -12,16 +12,18 @@ from autosync.trials.testbed.self_check import check_testbed
 from autosync.trials.worker.replay_compute import Stretch, WaitedCompute, reduce_timer_slack
 from benchmarks.output import option_parser
 
+ROUNDS = 3
+
 
 def cluster_of(rates: tuple[float, ...]) -> Cluster:
     nodes = tuple(Node(f"node{i}", (Device("cpu"),), rate) for i, rate in enumerate(rates))
     return Cluster("accuracy", nodes)
 
 
-def build_times(rounds: int) -> None:
+def build_times() -> None:
     for count in (2, 4, 8):
         ups, downs = [], []
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             begun = time.monotonic()
             testbed = namespaces.up(cluster_of((1.0,) * count))
             built = time.monotonic()
@@ -34,7 +36,7 @@ def build_times(rounds: int) -> None:
         )
 
 
-def link_errors(rounds: int) -> None:
+def link_errors() -> None:
     cases = {
         "4 x 0.956 Gbit/s": ((0.956,) * 4, 1.0),
         "4 x 0.956 Gbit/s at s = 1/16": ((0.956,) * 4, 1 / 16),
@@ -44,7 +46,7 @@ def link_errors(rounds: int) -> None:
     for name, (rates, byte_scale) in cases.items():
         cluster = cluster_of(rates)
         links, rings, seconds = [], [], []
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             testbed = namespaces.up(cluster, byte_scale)
             try:
                 begun = time.monotonic()
@@ -78,11 +80,9 @@ def timer_lateness() -> None:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    build_times(given.rounds)
-    link_errors(given.rounds)
+    option_parser(__doc__).parse_args()
+    build_times()
+    link_errors()
     timer_lateness()
 
 

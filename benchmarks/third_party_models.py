@@ -8,8 +8,8 @@ why it is refused, and then once more with values.
 
 Takes those of transformers, timm and torchvision that load. The latter two are no extras: they
 bring another build of torch. `-o` adds a line of JSON for each model to a file, so that the table
-can be made in parts; `--table` writes what is in that file as markdown into a page, between its two
-marks.
+can be made in parts; `-o FILE --table PAGE` writes what is in that file as markdown into a page,
+between its two marks.
 """
 
 import importlib
@@ -212,6 +212,8 @@ def _imported(chosen: ThirdPartyModel, values: bool) -> ModelGraph:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"| model | library | graph | {' | '.join(STRATEGIES)} |", "|---" * 7 + "|"]
     for row in rows:
+        if "operations" not in row:  # refused with values, too
+            continue
         graph = f"{row['operations']} operations, {row['variables']} variables"
         if row.get("values"):
             graph += ", with values"
@@ -249,6 +251,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--table", type=Path)
     given = parser.parse_args()
+    if given.table and not given.output:
+        parser.error("--table takes its rows from a file: name it with -o")
     if given.table:
         write_table(given.output, given.table)
         return
@@ -270,7 +274,7 @@ def main() -> None:
             if given.output:
                 with given.output.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-    print(table([row for row in rows if "operations" in row]))
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ Of every domain of a dataset: how the timeline ranks with the costs that were pr
 that its first trials correct (12 hand-designed strategies and 8 samples, drawn by seed; judged on
 all others). Then the excess by the predicted busy share of the busiest link.
 
-python -m benchmarks.timeline_residuals [datasets/runtimes] [--domain resnet50,example-4x1 ...]
-    [--designs 12] [--samples 8] [--seeds 3]
+python -m benchmarks.timeline_residuals [datasets/runtimes]
 """
 
 from collections.abc import Iterator
@@ -18,12 +17,11 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from autosync.domain import Domain
-from autosync.population import decode
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.fitting.iteration_costs import recalibrated
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.ranking_accuracy import pairwise_accuracy
-from autosync.simulator.runtime_dataset import MeasuredDomain, load_dataset, read_trials
+from autosync.simulator.runtime_dataset import SAMPLED, MeasuredDomain, load_dataset
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, busiest_link_seconds
 from benchmarks.output import option_parser
 
@@ -33,6 +31,8 @@ Bools = NDArray[np.bool_]
 BUSY_SHARES = (0.0, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, np.inf)
 FEWEST = 4
 """Strategies for a median."""
+DESIGNS, SAMPLES, SEEDS = 12, 8, 2
+"""Strategies that correct the costs, and how often they are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,49 +53,30 @@ class Judged:
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("datasets/runtimes"))
-    parser.add_argument("--domain", action="append", help="as model,cluster; all by default")
-    parser.add_argument("--designs", type=int, default=12)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    sampled = _sampled(given.folder)
     for measured in load_dataset(given.folder):
-        if given.domain and measured.name.replace(" ", "") not in given.domain:
-            continue
         print(f"\n{measured.name}")
-        runs = [
-            _fitted(measured, sampled, seed, given.designs, given.samples)
-            for seed in range(given.seeds)
-        ]
+        runs = [_fitted(measured, seed) for seed in range(SEEDS)]
         before, after = ([run[i] for run in runs] for i in range(2))
         print(f"  probed        {_scores(before)}\n  recalibrated  {_scores(after)}")
         for name, group in _groups(measured):
             _print_excess(name, group, before, after)
 
 
-def _sampled(folder: Path) -> dict[str, bool]:
-    """Whether each strategy was drawn by the sampler, by its identity."""
-    table = read_trials(folder)
-    table = table[table["pass"] > 0]
-    first = table.groupby("strategy_id")["origin"].first()
-    return {str(name): origin == "sampled" for name, origin in first.items()}
+def first_trials(measured: MeasuredDomain, seed: int) -> NDArray[np.int64]:
+    """Designs and samples that correct the costs; no picks, which came after them."""
+    rng = np.random.default_rng(seed)
+    drawn = [i for i, origin in enumerate(measured.origins) if origin == SAMPLED]
+    samples = np.array(drawn, dtype=np.int64)
+    return np.concatenate(
+        [rng.permutation(measured.designs)[:DESIGNS], rng.permutation(samples)[:SAMPLES]]
+    )
 
 
-def _fitted(
-    measured: MeasuredDomain, sampled: dict[str, bool], seed: int, designs: int, samples: int
-) -> tuple[Judged, Judged]:
+def _fitted(measured: MeasuredDomain, seed: int) -> tuple[Judged, Judged]:
     """The same strategies judged with the probed costs, and with those after the first trials."""
     domain, population, seconds = measured.domain, measured.population, measured.label_seconds
-    drawn = np.array(
-        [sampled[decode(population, row, domain).id] for row in range(len(population))]
-    )
-    rng = np.random.default_rng(seed)
-    first = np.concatenate(
-        [
-            rng.permutation(np.flatnonzero(~drawn))[:designs],
-            rng.permutation(np.flatnonzero(drawn))[:samples],
-        ]
-    )
+    first = first_trials(measured, seed)
     rest = np.setdiff1d(np.arange(len(population)), first)
     corrected = recalibrated(domain, population.take(first), seconds[first])
     return _judged(measured, domain, rest), _judged(measured, corrected, rest)

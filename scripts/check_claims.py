@@ -27,9 +27,11 @@ SCRIPT = re.compile(r"(?<![\w/.])(scripts/\w+(?:\.py)?)")
 TEST = re.compile(r"(?<![\w/.])(tests/[\w/]+\.py)")
 TARGET = re.compile(r"(?:`|^ {4})make ([a-z][a-z-]*)(?=`|\s|$)", re.MULTILINE)
 COMMAND = re.compile(r"(?:`|^(?: {4})?|-m )autosync ((?:[a-z][a-z-]*(?: |(?=`|$)))+)", re.MULTILINE)
+WRAPPED = re.compile(r"(`[^`\n]+)\n(?=[^`\n]+`)")
+"""Code in a sentence that goes on in the next line."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 MACHINE = re.compile(
-    r"\bcores?\b|\bCPUs?\b|EPYC|Xeon|H200|published|any machine|\bsimulat(?:ed|ion)\b",
+    r"\bcores?\b|\bCPUs?\b|EPYC|Xeon|H[12]00|published|any machine|\bsimulat(?:ed|ion)\b",
     re.IGNORECASE,
 )
 """Words that say where a figure comes from. "Published" stands for measurements of others, whose
@@ -134,7 +136,7 @@ def names_command(text: str) -> bool:
 def missing_commands(name: str, page: str) -> Iterator[str]:
     """Modules, scripts, tests, targets and commands that a page names and that do not exist; also
     options that a benchmark's source does not hold."""
-    for module, words in MODULE.findall(page):
+    for module, words in MODULE.findall(WRAPPED.sub(r"\1 ", page)):
         if module != "autosync":
             source = source_of(module)
             if source is None:

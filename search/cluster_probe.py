@@ -46,12 +46,16 @@ from autosync.trials.probes import (
     worker_counts,
 )
 from autosync.trials.request_names import ComputeDevice, ComputeKind
+from autosync.units import MIB
 
 VARIABLES = 128
 OCTAVES = 12
 """The largest variable is 2^11 times the smallest, as in real models."""
 RING_SECONDS = 0.06
 """Of an all-reduce of all gradients, as long as a probe's iteration really runs."""
+MOST_GRADIENT_BYTES = 1024 * MIB
+"""Of the model, which each rank holds several times. In `RING_SECONDS` nodes with eight ports of
+400 Gbit/s sum up 13 GB."""
 COMPUTE_SHARE = 0.5
 """Compute over ring seconds: gradients come one after another, and only some of it hides."""
 EVERYTHING = 1 << 62
@@ -153,7 +157,8 @@ def probing_domain(cluster: Cluster, time_scale: float) -> Domain:
     """A chain of `VARIABLES` vectors of mixed sizes with little compute."""
     ranks = cluster.world_size
     rate = float(cluster.nic_bytes_per_second().min())
-    total = RING_SECONDS / time_scale * rate * ranks / (2 * (ranks - 1))
+    summed_bytes_per_second = rate * ranks / (2 * (ranks - 1))
+    total = min(RING_SECONDS / time_scale * summed_bytes_per_second, MOST_GRADIENT_BYTES)
     weights = [2.0 ** (7 * index % OCTAVES) for index in range(VARIABLES)]
     sizes = [max(1, math.ceil(total / 4 * weight / sum(weights))) for weight in weights]
     variables = tuple(Variable(f"v{i}", (size,)) for i, size in enumerate(sizes))
@@ -164,7 +169,7 @@ def probing_domain(cluster: Cluster, time_scale: float) -> Domain:
     backward = tuple(reversed(range(VARIABLES)))
     order = tuple(range(VARIABLES))
     graph = ModelGraph("probe", 1, operations, variables, backward, backward, order)
-    each = COMPUTE_SHARE * RING_SECONDS / time_scale / VARIABLES / 3
+    each = COMPUTE_SHARE * total / summed_bytes_per_second / VARIABLES / 3
     forward, backwards = (each,) * VARIABLES, (2 * each,) * VARIABLES
     note = "nothing is computed"
     profile = Profile(cluster.fastest_device_type, 1, forward, backwards, 0.0, "estimated", note)

@@ -43,6 +43,21 @@ def analytic_seconds(
     plans: PlanTable, population: Population, domain: Domain
 ) -> NDArray[np.float64]:
     """Equation 1 for compiled plans: seconds an iteration, `(strategies,)`."""
+    sync = _sync_seconds(plans, domain)
+    compute = compute_seconds(domain, population.layouts)[population.layout]
+    for index in np.flatnonzero(restated_strategies(population)).tolist():
+        own = restated_domain(domain, population, index)
+        compute[index] = compute_seconds(own, (population.layouts[population.layout[index]],))[0]
+        if own.cluster is not domain.cluster:
+            sync[index] = _sync_seconds(plans, own)[index]
+    stalled = slowdowns(domain, population, plans) - 1.0
+    compute = compute + stalled * (compute - domain.profile.update_seconds)
+    result: NDArray[np.float64] = np.maximum(compute, sync)
+    return result + before_seconds(population, domain, plans)
+
+
+def _sync_seconds(plans: PlanTable, domain: Domain) -> NDArray[np.float64]:
+    """T_sync of each plan, `(strategies,)`."""
     costs = network_of(domain.cluster, plans.teams)
     root = plans.root
     if backend_of(domain.cluster).one_order:  # ranks serve side by side with rows alone
@@ -59,15 +74,7 @@ def analytic_seconds(
         np.zeros(domain.cluster.servers + 1),
         sync,
     )
-    compute = compute_seconds(domain, population.layouts)[population.layout]
-    stalled = slowdowns(domain, population, plans) - 1.0
-    compute = compute + stalled * (compute - domain.profile.update_seconds)
-    for index in np.flatnonzero(restated_strategies(population)).tolist():
-        layout = population.layouts[population.layout[index]]
-        placed = restated_domain(domain, population, index)
-        compute[index] = compute_seconds(placed, (layout,))[0]
-    result: NDArray[np.float64] = np.maximum(compute, sync)
-    return result + before_seconds(population, domain, plans)
+    return sync
 
 
 @cached_kernel

@@ -12,6 +12,7 @@ from autosync.plan import PlanTable
 from autosync.population import Population
 from autosync.simulator.cost.compute_time import slowest_factors
 from autosync.simulator.extension_prediction import restated_domain, slowdown
+from autosync.simulator.timeline.sharded_timeline import sent_in_host_memory
 from autosync.simulator.timeline.timeline_arrays import ComputeArrays, CostArrays
 from autosync.simulator.timeline.timeline_simulator import TimelineInputs, timeline_inputs
 from autosync.torch_engine import FullyShard
@@ -68,6 +69,14 @@ class AssumedIteration:
         return seconds
 
     @property
+    def busiest(self) -> tuple[str, float]:
+        """The link that its messages hold longest, and for how many seconds."""
+        plans = self.plans
+        if self.engine is not None and self.inputs.costs.in_order:
+            plans = replace(plans, operation=sent_in_host_memory(plans.operation))
+        return self.inputs.network.busiest(plans, self.rows)
+
+    @property
     def rows(self) -> slice:
         """Of its messages."""
         return slice(int(self.plans.first[self.index]), int(self.plans.first[self.index + 1]))
@@ -111,9 +120,7 @@ def binding_of(iteration: AssumedIteration) -> Binding:
                 startup=FASTER * costs.startup, host=FASTER * costs.host, ahead=FASTER * costs.ahead
             )
         ),
-        iteration.inputs.network.busiest(iteration.plans, iteration.rows)[0]: iteration.seconds(
-            at_network_speed(costs, FASTER, startups=False)
-        ),
+        iteration.busiest[0]: iteration.seconds(at_network_speed(costs, FASTER, startups=False)),
     }
     resource = min(others, key=lambda name: others[name])
     share = (1.0 - others[resource] / own) / (1.0 - FASTER)

@@ -66,7 +66,7 @@ def predicted_collectives(
 
 
 def _by_edges(cluster: Cluster, operation: CollectiveOperation, sizes: F64) -> CollectiveTimes:
-    startup, seconds_of, slowest = _line(cluster, operation)
+    startup, held, seconds_of, slowest = _line(cluster, operation)
     seconds = seconds_of(sizes)
     cost = cluster.cost(COST_KIND[BY_EDGES[operation]])
     if cost.residual is not None:
@@ -83,17 +83,20 @@ def _by_edges(cluster: Cluster, operation: CollectiveOperation, sizes: F64) -> C
         )
     factor = np.exp(half_width)
     none = ("",) * len(sizes)
-    binding = tuple("startup" if each < 2 * startup else slowest for each in seconds.tolist())
+    waited = startup - held
+    binding = tuple("startup" if each < 2 * waited else slowest for each in seconds.tolist())
     return CollectiveTimes(seconds, seconds / factor, seconds * factor, none, none, binding)
 
 
 def _line(
     cluster: Cluster, operation: CollectiveOperation
-) -> tuple[float, Callable[[F64], F64], str]:
-    """Seconds before the first byte, those of messages of `(n,)` bytes, and the slowest link."""
+) -> tuple[float, float, Callable[[F64], F64], str]:
+    """Seconds besides the bytes, those of them in which links are held, those of messages of `(n,)`
+    bytes, and the slowest link."""
     network = network_of(cluster, cluster_teams(cluster))
     place = int(network.class_of(BY_EDGES[operation], ALL_RANKS))
-    startup = float(network.message_seconds[place])
+    held = float(network.link_seconds[place])
+    startup = float(network.message_seconds[place] + network.link_seconds[place])
     per_byte = float(
         network.seconds_per_byte[place]
         + network.copy_seconds_per_byte[place]
@@ -103,4 +106,4 @@ def _line(
     def seconds(size_bytes: F64) -> F64:
         return startup + size_bytes * per_byte
 
-    return startup, seconds, network.resources[int(network.load[place].argmax())]
+    return startup, held, seconds, network.resources[int(network.load[place].argmax())]

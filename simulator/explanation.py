@@ -114,7 +114,7 @@ def explain_plan(
         )
     )
     rows = iteration.rows
-    busiest, busiest_seconds = iteration.inputs.network.busiest(plans, rows)
+    busiest, busiest_seconds = iteration.busiest
     return Explanation(
         step_seconds=real,
         compute_seconds=no_update,

@@ -28,7 +28,8 @@ def fully_sharded(domain: Domain, shard_ranks: int, reshard_after_forward: bool 
 
 def held_units(domain: Domain) -> tuple[str, ...]:
     """The modules that one would wrap by hand, without those that share a variable with what is
-    outside of them: `fully_shard` cannot part tied ones, so they stay in the root.
+    outside of them, which `fully_shard` cannot part, and those that are never called, whose values
+    it would not gather (an attention's output projection). Their variables stay in the root.
 
     Raises:
         NotSupported: a variable is a scalar, or the variables' names tell no modules to wrap.
@@ -44,7 +45,8 @@ def held_units(domain: Domain) -> tuple[str, ...]:
     names = [variable.name for variable in domain.graph.variables]
     usual = usual_units(names)
     sharing = _sharing_units(domain.graph, FullyShard(usual, shard_ranks=2))
-    held = tuple(unit for number, unit in enumerate(usual) if number not in sharing)
+    apart = sharing.union(n for n, unit in enumerate(usual) if unit in domain.graph.uncalled)
+    held = tuple(unit for number, unit in enumerate(usual) if number not in apart)
     if not held:
         raise NotSupported(
             "the variables' names tell no modules with weights of their own, which fully_shard "

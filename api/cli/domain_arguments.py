@@ -70,12 +70,13 @@ def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
     """What the file holds: a bundle is what has a field `strategy`."""
     import json
 
-    from autosync.bundle import Bundle
+    from autosync.bundle import read_bundle
     from autosync.documents import from_data
     from autosync.strategy import Strategy
 
+    text = read_bytes(path, "strategy")
     try:
-        data = json.loads(read_bytes(path, "strategy"))
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(
             f"{path} is no JSON: {error}.",
@@ -84,7 +85,7 @@ def load_strategy_or_bundle(path: Path) -> "Strategy | Bundle":
             remedy="Give a bundle from `autosync tune` or a strategy (`autosync schema Strategy`).",
         ) from None
     if isinstance(data, dict) and "strategy" in data:
-        return from_data(Bundle, data, source=str(path))
+        return read_bundle(text, source=str(path))
     return from_data(Strategy, data, source=str(path))
 
 
@@ -107,11 +108,19 @@ class ProfileChoice:
 
 def load_profile(graph: "ModelGraph", cluster: "Cluster", choice: ProfileChoice) -> "Profile":
     """The profile file, a regression over several, or an estimate for the cluster's fastest device
-    type."""
+    type.
+
+    Raises:
+        InvalidInput: a file and a device type are both given, or what `profile_at` refuses.
+    """
+    from autosync.api.engine.request_checks import refuse_given
     from autosync.documents import from_json
     from autosync.domain import Profile
     from autosync.profiling import profile_at_batch
 
+    if choice.files:
+        device_too = {"--device": choice.device}
+        refuse_given(device_too, "beside --profile, which names its own", "Give one of them.")
     found = [
         from_json(Profile, read_bytes(file, "profile"), source=str(file))
         for file in choice.files or ()

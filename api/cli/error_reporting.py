@@ -52,7 +52,7 @@ def print_error(error: AutosyncError) -> None:
 
 
 def _database_trouble(error: Exception) -> AutosyncError | None:
-    if "sqlalchemy" not in sys.modules:  # most commands never load it
+    if sys.modules.get("sqlalchemy") is None:  # most commands never load it
         return None
     from autosync.api.db.database import database_trouble
 
@@ -93,10 +93,17 @@ def write_log(text: str) -> Path:
 
 def _masked(arguments: list[str]) -> list[str]:
     """Without the password of a database and without a token."""
-    from autosync.api.db.database import masked
-
-    shown = [masked(word) if "://" in word else word for word in arguments]
+    shown = [_masked_url(word) if "://" in word else word for word in arguments]
     return [
         "***" if before == "--token" else "--token=***" if word.startswith("--token=") else word
         for before, word in zip(["", *shown], shown, strict=False)
     ]
+
+
+def _masked_url(url: str) -> str:
+    """Nothing of it where the library that knows its parts is not installed."""
+    try:
+        from autosync.api.db.database import masked
+    except ImportError:
+        return "***"
+    return masked(url)

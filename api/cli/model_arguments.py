@@ -145,10 +145,12 @@ def load_graph(
 
 def _check_no_path(model: str) -> None:
     """`nanogpt.py` and `models/nanogpt.py:example` name a file where a module is asked for; the
-    refusal says how to name it, and which functions the file has."""
+    refusal says how to name it, and which functions the file has. `nanogpt.py:example` is taken as
+    `nanogpt:example`."""
     place, colon, function = model.partition(":")
     path = Path(place)
-    if not (place.endswith(".py") or (colon and "/" in place)):
+    is_in_folder = bool(colon) and "/" in place
+    if not is_in_folder and (function or not place.endswith(".py")):
         return
     module = path if path.suffix != ".py" else path.with_suffix("")
     folder, dotted = Path(), ".".join(module.parts)

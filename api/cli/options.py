@@ -55,6 +55,7 @@ Batch = Annotated[
     int | None,
     typer.Option(
         "--batch",
+        min=1,
         help="Examples per replica; a graph JSON and package.module:function bring their own.",
         show_default="the model's usual one",
     ),

@@ -188,8 +188,8 @@ def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None
     """Where it was measured, at which scales, and what of that is not as on the cluster."""
     out.print(f"\nMeasured on: {escape(measured_on)}")
     out.print(f"{scale_words(byte_scale, time_scale)}. Milliseconds are the cluster's own.")
-    from autosync.api.views.verdict import FEW_CORES, SHARED_BY_MPS, SHARED_IN_TURNS, UNSHAPED
-    from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS, SHORT_OF_CORES
+    from autosync.api.views.verdict import FEW_CORES, SHARED_BY_MPS, SHARED_IN_TURNS
+    from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS, SHORT_OF_CORES, UNSHAPED
 
     if UNSHAPED in measured_on:
         warn_unshaped()

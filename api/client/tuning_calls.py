@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 SILENCE_SECONDS = 60.0
 """The service comments on a silent stream every 15 s; after four of them missing it is gone."""
 FIELDS = ("kind", "message", "done", "total", "best_seconds", "state", "at")
+Sign = Literal["alive", "end"]
+"""A comment of a silent stream, and the tuning's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,19 @@ def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Itera
     goes on behind the last event.
 
     Raises:
-        ServiceError: the service refused. ServiceUnreachable: it did not answer so many times that
-            nothing new came.
+        ServiceError: the service refused. ServiceUnreachable: it did not answer, or sent nothing,
+            `attempts` times in a row.
     """
     failures, why = 0, "the stream ended"
     while failures < connection.attempts:
         try:
             for event in _received(connection, tuning_id, after):
-                if event is None:
+                failures = 0
+                if event == "end":
                     return
-                after, failures = event.id, 0
-                yield event
+                if isinstance(event, ServiceEvent):
+                    after = event.id
+                    yield event
         except httpx.TransportError as error:
             why = str(error) or "silence"
         except ServiceError as refusal:
@@ -108,15 +112,15 @@ def so_far(connection: ServiceConnection, tuning_id: str, after: int) -> Iterato
 
 def _received(
     connection: ServiceConnection, tuning_id: str, after: int
-) -> Iterator[ServiceEvent | None]:
-    """The events that one connection carries; None is the tuning's end."""
+) -> Iterator[ServiceEvent | Sign]:
+    """What one connection carries."""
     timeout, seen = httpx.Timeout(SILENCE_SECONDS), {"Last-Event-ID": str(after)}
     path = f"/v1/tunings/{tuning_id}/events"
     with connection.streamed(path, headers=seen, timeout=timeout) as response:
         yield from _events(response.iter_lines())
 
 
-def _events(lines: Iterable[str]) -> Iterator[ServiceEvent | None]:
+def _events(lines: Iterable[str]) -> Iterator[ServiceEvent | Sign]:
     """Of a stream of server-sent events; every one has a single line of data."""
     fields: dict[str, str] = {}
     for line in lines:
@@ -126,10 +130,12 @@ def _events(lines: Iterable[str]) -> Iterator[ServiceEvent | None]:
             continue
         kind = fields.get("event", "")
         if kind == "end":
-            yield None
+            yield "end"
         elif kind == "progress":
             data = json.loads(fields["data"])
             yield ServiceEvent(int(fields["id"]), **{name: data[name] for name in FIELDS})
+        else:
+            yield "alive"
         fields = {}
 
 

@@ -137,12 +137,6 @@ def insert_rows(session: Session, rows: Iterable[DocumentRow]) -> bool:
     return new
 
 
-def store_domain(session: Session, domain: Domain) -> str:
-    """The domain's id; its graph is stored with it."""
-    insert_rows(session, domain_rows(domain))
-    return domain.id
-
-
 def store_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
     """The hash of the document as it is, name included: `load_strategies` gives back the same."""
     document = to_json(strategy)

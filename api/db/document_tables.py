@@ -79,6 +79,7 @@ class DomainRow(Base):
     """
 
     __tablename__ = "domains"
+    __table_args__ = (Index(None, "created_at", "id"),)
 
     id: Mapped[str] = mapped_column(Hash, primary_key=True)
     graph_id: Mapped[str] = mapped_column(ForeignKey("graphs.id"), index=True)
@@ -97,6 +98,7 @@ class StrategyRow(Base):
     """
 
     __tablename__ = "strategies"
+    __table_args__ = (Index(None, "created_at", "hash"),)
 
     hash: Mapped[str] = mapped_column(Hash, primary_key=True)
     strategy_id: Mapped[str] = mapped_column(Hash, index=True)

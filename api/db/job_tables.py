@@ -190,7 +190,7 @@ class SimulatorTrainingRow(JobRow):
 
     __mapper_args__ = {"polymorphic_identity": "training"}  # noqa: RUF012
 
-    tuning_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    tuning_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
     seed: Mapped[int] = mapped_column(BigInteger, default=0)
 
 
@@ -205,7 +205,7 @@ class OutcomeRow(Base):
     __tablename__ = "outcomes"
 
     tuning_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"))
+    strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"), index=True)
     best_seconds: Mapped[float]
     ddp_seconds: Mapped[float | None]
     baseline: Mapped[str] = mapped_column(server_default="ddp")
@@ -314,7 +314,7 @@ class StrategySummaryRow(Base):
 
     tuning_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     strategy_id: Mapped[str] = mapped_column(Hash, primary_key=True)
-    strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"))
+    strategy_hash: Mapped[str] = mapped_column(ForeignKey("strategies.hash"), index=True)
     position: Mapped[int]
     origin: Mapped[str]
     simulator: Mapped[str]

@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session, undefer
 
 from autosync.api.db.database import Database
 from autosync.api.db.document_store import (
+    domain_rows,
     insert_new,
+    insert_rows,
     load_domain,
     load_strategies,
-    store_domain,
     store_strategy,
 )
 from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
@@ -160,8 +161,10 @@ class DatabaseStore:
             add_event(session, self.tuning_id, event)
 
     def use_domain(self, domain: Domain) -> None:
+        rows = domain_rows(domain)  # made before the database is locked
         with self._fenced() as (session, tuning):
-            tuning.domain_id = store_domain(session, domain)
+            insert_rows(session, rows)
+            tuning.domain_id = domain.id
             self._domain = domain
 
     @contextmanager

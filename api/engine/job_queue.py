@@ -229,17 +229,22 @@ def cancel(database: Database, tuning_id: str) -> str:
                 remedy="Start another one.",
             )
         now = session.scalars(select(now_seconds())).one()
-        if tuning.state in WAITING or (tuning.lease_until or now) < now:
-            tuning.state, tuning.finished_at = "cancelled", now
-        elif tuning.state in ACTIVE:
+        if is_held(tuning, now):
             tuning.state = "cancelling"
+        elif tuning.state != "cancelled":
+            tuning.state, tuning.finished_at = "cancelled", now
         return str(tuning.state)
+
+
+def is_held(tuning: TuningRow, now: float) -> bool:
+    """Whether a worker has it whose lease has not ended."""
+    return tuning.state in ACTIVE and (tuning.lease_until or 0.0) >= now
 
 
 def expire(database: Database, held: Claim) -> None:
     """End the lease of a claim whose worker is known to be dead: anyone may go on at once."""
     with database.writing() as session:
-        _write(session, held, lease_until=0.0)
+        _write(session, held, lease_until=now_seconds() - 1.0)
 
 
 def places(session: Session) -> dict[str, int]:
@@ -328,5 +333,5 @@ def keeps_dying(held: Claim) -> NotSupported:
         f"the {held.kind} was claimed {held.fence} times and never came to its end.",
         thing=held.kind,
         value=held.job_id,
-        remedy="Its worker keeps dying: look at the worker's log and at free memory.",
+        remedy="Its worker died or was stopped each time: look at its log and at free memory.",
     )

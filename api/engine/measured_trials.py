@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import Select, not_, select, tuple_
 
 from autosync.api.db.database import Database
 from autosync.api.db.tables import (
@@ -25,12 +25,14 @@ from autosync.api.db.tables import (
 from autosync.cluster import Cluster
 from autosync.documents import content_hash, from_json
 from autosync.domain import Domain, Optimizer, Profile
+from autosync.errors import AutosyncError
 from autosync.graph import ModelGraph
 from autosync.population import encode
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH
 from autosync.simulator.extension_prediction import restates_domain
 from autosync.simulator.learned.training import SplitTrials, joined_trials, split_trials
 from autosync.strategy import Strategy
+from autosync.trials.request_names import GPU_IN_TURNS, UNSHAPED
 
 FEWEST_OF_A_SOURCE = 8
 """Strategies of a domain below which its level alone is known."""
@@ -38,6 +40,8 @@ MOST_TRIALS = 10_000
 """The newest; their strategies are some hundred MB."""
 ROWS, DOCUMENTS = 2_000, 100
 """That a transaction reads, at most."""
+NOT_THE_CLUSTERS = (UNSHAPED, GPU_IN_TURNS)
+"""In the description of a pool whose seconds are not those of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ _KEY = (TrialRow.created_at, TrialRow.tuning_id, TrialRow.position)
 
 def _newest_trials(database: Database) -> Iterator[MeasuredTrial]:
     """The newest first. Updates of several batches are left out: residuals of several domains
-    compare on the seconds of iterations with one."""
+    compare on the seconds of iterations with one. So is what does not stand for the cluster: trials
+    over this machine's own links, and of ranks that take turns on a GPU."""
     columns: tuple[Any, ...] = (
         *_KEY,
         TrialRow.domain_id,
@@ -131,7 +136,11 @@ def _newest_trials(database: Database) -> Iterator[MeasuredTrial]:
         )
         .join(TuningRow, TuningRow.id == TrialRow.tuning_id)
         .join(DomainRow, DomainRow.id == TrialRow.domain_id)
-        .where(TrialRow.step_seconds.is_not(None), DomainRow.accumulate == 1)
+        .where(
+            TrialRow.step_seconds.is_not(None),
+            DomainRow.accumulate == 1,
+            *(not_(TrialRow.launcher.contains(words)) for words in NOT_THE_CLUSTERS),
+        )
         .order_by(*(column.desc() for column in _KEY))
         .limit(ROWS)
     )
@@ -168,6 +177,35 @@ def _documents(
         with database.reading() as session:
             rows = session.execute(query).all()
         yield from rows
+
+
+def without_refused(measured: MeasuredTrials) -> tuple[MeasuredTrials, str]:
+    """Without the trials whose stored documents this version of AutoSync refuses, as those that an
+    earlier one stored may be; and in words what was left out, empty where nothing was."""
+    refused: dict[str, str] = {}
+    for key in measured.domains:
+        try:
+            measured.domain(key)
+        except AutosyncError as error:
+            refused[key] = f"domain {key}: {error.message}"
+    for key, document in measured.strategies.items():
+        try:
+            from_json(Strategy, document)
+        except AutosyncError as error:
+            refused[key] = f"strategy {key}: {error.message}"
+    if not refused:
+        return measured, ""
+    trials = tuple(
+        trial
+        for trial in measured.trials
+        if trial.domain_id not in refused and trial.strategy_hash not in refused
+    )
+    left_out = len(measured.trials) - len(trials)
+    return (
+        replace(measured, trials=trials),
+        f"trials left out since this version of AutoSync refuses what they ran: {left_out}. "
+        f"Refused documents: {len(refused)}, the first is {next(iter(refused.values()))}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

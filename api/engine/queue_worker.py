@@ -32,8 +32,9 @@ from autosync.trials.request_names import LauncherName
 POLL_SECONDS = 1.0
 PRUNING_SECONDS = 3600.0
 """Between two looks for what is no longer kept."""
-MOST_TRAINING_CLAIMS = 3
-"""A training that was begun this often and never ended is given up: the next one has its trials."""
+MOST_TRAINING_CLAIMS = 10
+"""A training that was begun this often and never ended, as where its worker dies or is stopped, is
+given up: the next one has its trials."""
 SEARCH_SHARE = 0.75
 """Of a tuning's longest time: the rest is left for the confirmation, without which there is no
 answer but DDP."""

@@ -11,7 +11,7 @@ from autosync.optimizers import DENSE_OPTIMIZERS
 from autosync.search.space import Space
 from autosync.strategy import ParameterServer
 from autosync.trials.request_names import ComputeKind
-from autosync.verification import check_runnable
+from autosync.verification import check_runnable, check_slices
 
 MOST_GROUPS = 100_000
 """Of parts or groups; no model here has so many variables."""
@@ -24,12 +24,14 @@ def check_request(request: TuningRequest) -> None:
         InvalidInput: a pin does not fit the graph, a scale or count is out of range, nobody knows
             the optimizer, no strategy fits the devices' memory, or compute and device do not go
             with the rest.
-        InvalidStrategy, NotSupported: a pin cannot be run.
+        InvalidStrategy, NotSupported: a pin cannot be run, or slices would be too many.
         NotSupported: the operator has not set up the launcher.
     """
     check_launcher(request.launcher)
     check_optimizer(request.domain)
     check_counts(request.space)
+    for slice_bytes in request.space.slice_bytes:
+        check_slices(slice_bytes, request.domain)
     check_pins(request.space, request.domain)
     check_scales(request.byte_scale, request.time_scale)
     check_placement(request)

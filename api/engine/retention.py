@@ -28,6 +28,7 @@ from autosync.api.db.tables import (
     TuningRow,
 )
 from autosync.api.engine.simulator_store import version_in_use
+from autosync.api.engine.tuning_control import GOES_ON
 
 DAY_SECONDS = 86_400.0
 ROWS = 500
@@ -103,8 +104,10 @@ def _in_one_transaction(
 
 
 def _old_events(session: Session, before: float) -> int:
-    """Of tunings that are kept: their numbers grow with time."""
-    first = select(EventRow.id, EventRow.created_at).order_by(EventRow.id).limit(ROWS)
+    """Of tunings that are kept: their numbers grow with time. `refuse_hopeless` counts the times
+    that a tuning was resumed, so those stay."""
+    others = select(EventRow.id, EventRow.created_at).where(EventRow.message != GOES_ON)
+    first = others.order_by(EventRow.id).limit(ROWS)
     old = [number for number, created_at in session.execute(first) if created_at < before]
     return _delete(session, EventRow, EventRow.id.in_(old)) if old else 0
 

@@ -69,7 +69,7 @@ def enqueue(
             job_queue.lock_client(session, submission.client)
             if (before := submitted_before(session, submission)) is not None:
                 return before
-            _check_queue(session, submission)
+            check_queue(session, submission.client, submission.limits)
         simulator = lock_simulator(session, request.simulator)
         insert_rows(session, documents)
         tuning_id = uuid.uuid4().hex
@@ -161,11 +161,10 @@ def _hosts(request: TuningRequest) -> str:
     return hashlib.sha256("\n".join(hosts).encode()).hexdigest()[:32]
 
 
-def _check_queue(session: Session, submission: Submission) -> None:
-    waiting, most = (
-        job_queue.waiting_of(session, submission.client),
-        submission.limits.queued,
-    )
+def check_queue(session: Session, client: str, limits: ServiceLimits) -> None:
+    """Whether one more tuning of the client may wait; `job_queue.lock_client` goes before. Raises
+    TryLater."""
+    waiting, most = job_queue.waiting_of(session, client), limits.queued
     if waiting >= most:
         raise TryLater(
             f"{waiting} of your tunings wait for a worker; this service queues {most} of a client.",

@@ -5,11 +5,13 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.lookup import stored
-from autosync.api.db.tables import ACTIVE, FINAL, EventRow, TrialRow, TuningRow
+from autosync.api.db.tables import FINAL, EventRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import add_event
 from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
 from autosync.api.engine.simulator_store import lock_simulator, lock_usable_version
+from autosync.api.engine.submission import check_queue
 from autosync.api.spec import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.loop.outcome import TuningEvent
@@ -32,8 +34,7 @@ def pause(database: Database, tuning_id: str) -> str:
         tuning = _locked(session, tuning_id)
         if tuning.state in (*FINAL, "cancelling"):
             raise _impossible(tuning, "paused", "Only a tuning that waits or runs can be paused.")
-        now = session.scalars(select(now_seconds())).one()
-        held = tuning.state in ACTIVE and (tuning.lease_until or now) >= now
+        held = job_queue.is_held(tuning, session.scalars(select(now_seconds())).one())
         if not held and tuning.state != "paused":
             tuning.state, tuning.lease_until, tuning.worker = "paused", None, None
             add_event(session, tuning_id, TuningEvent("waiting", "paused"))
@@ -43,29 +44,35 @@ def pause(database: Database, tuning_id: str) -> str:
         return str(tuning.state)
 
 
-def resume(database: Database, tuning_id: str) -> str:
+def resume(database: Database, tuning_id: str, limits: ServiceLimits = UNLIMITED) -> str:
     """Its new state. It goes on with what it measured, whether it was paused, failed or was
     cancelled; one that waits or runs is left as it is. One that had ended is listed again, and
-    ranks with the version of the simulator in use where its own was removed meanwhile.
+    ranks with the version of the simulator in use where its own was removed meanwhile; it needs a
+    place among those of its client that `limits` let wait.
 
     Raises:
         NotFound: no such tuning, or the simulator that it names was removed. InvalidInput: that
             reads features of another version. NotSupported: it has finished, or is being cancelled.
+        TryLater: it had ended, and too many tunings of its client wait already.
     """
     with database.writing() as session:
         tuning = _locked(session, tuning_id)
         before = tuning.state
-        if before in ("finished", "cancelling"):
+        if before == "finished":
             raise _impossible(tuning, "resumed", "Start another one.")
+        if before == "cancelling":
+            raise _impossible(tuning, "resumed", "Resume it once it is cancelled.")
         if before in ("queued", "running"):
             return before
         add_event(session, tuning_id, TuningEvent("waiting", GOES_ON))
-        tuning.state = "running" if before == "pausing" else "queued"
         if before in FINAL:
+            job_queue.lock_client(session, tuning.client)
+            check_queue(session, tuning.client, limits)
             lock_simulator(session, tuning.simulator)
             tuning.archived, tuning.error, tuning.finished_at = False, None, None
             tuning.held_seconds = 0.0  # it has all its time before it
             _replace_removed_version(session, tuning)
+        tuning.state = "running" if before == "pausing" else "queued"
         return tuning.state
 
 
@@ -125,7 +132,7 @@ def write_notes(
         why = f"the note has {len(note)} characters, or one that is no text"
         raise _refused("note", why, f"Use at most {LONGEST_NOTE} characters of text.")
     with database.writing() as session:
-        tuning = stored(session, TuningRow, tuning_id, "tuning")
+        tuning = _locked(session, tuning_id)
         if archived and tuning.state not in FINAL:
             raise NotSupported(
                 f"tuning {tuning_id} is {tuning.state} and cannot be archived.",

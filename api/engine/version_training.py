@@ -1,4 +1,4 @@
-"""Trains the next version of the simulator on all that was measured, and judges it."""
+"""Trains the next version of the simulator on what was measured, and judges it."""
 
 import hashlib
 import logging
@@ -17,6 +17,7 @@ from autosync.api.db.tables import (
     TrialRow,
 )
 from autosync.api.engine import job_queue
+from autosync.api.engine.database_store import clean
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.measured_trials import (
     MeasuredTrials,
@@ -24,6 +25,7 @@ from autosync.api.engine.measured_trials import (
     measured_sources,
     read_measured_trials,
     source_trials,
+    without_refused,
 )
 from autosync.api.engine.registry import BUNDLED_VERSION
 from autosync.api.engine.retention import prune_versions
@@ -59,7 +61,7 @@ from autosync.simulator.learned.training import (
 from autosync.simulator.runtime_dataset import load_dataset
 from autosync.trials.pool.machine_lock import shared_machine_lock
 
-NOTHING_NEW = "nothing was measured since the newest version"
+NOTHING_NEW = "nothing to learn from was measured since the newest version"
 STORING_SECONDS = 60.0
 """Longer than a transaction that stores a trial: one that began before a training may be there only
 after it has read them all."""
@@ -81,15 +83,19 @@ class VersionTask:
     dataset_folder: Path
     seed: int
 
-    def __call__(self, say: Say) -> "TrainedVersion | None":
+    def __call__(self, say: Say) -> "tuple[TrainedVersion | None, str]":
         """Train, and judge it beside the version in use. None where no trial is new since the
-        newest version."""
-        found = source_trials(self.measured)
+        newest version. And what was left out, in words (`without_refused`)."""
+        measured, left_out = without_refused(self.measured)
+        return self._trained(measured, say), left_out
+
+    def _trained(self, read: MeasuredTrials, say: Say) -> "TrainedVersion | None":
+        found = source_trials(read)
         bundled = files_hash(self.dataset_folder)
         dataset = content_hash([FEATURE_VERSION, bundled, measured_hash(found)])
         if dataset == self.known or not found:
             return None
-        if not (measured := measured_sources(self.measured, found)):
+        if not (measured := measured_sources(read, found)):
             return None
         sources = (*split_dataset(load_dataset(self.dataset_folder)), *measured)
         in_use = restore(self.card, self.weights, "the version in use")
@@ -157,6 +163,7 @@ class TrainedVersion:
 def run_training(database: Database, held: Claim) -> None:
     """Run one claimed training to its end: train, judge against the version in use, store, and
     promote where it is not worse. Without a new trial since the newest version it ends at once.
+    Trials that cannot be read any longer are left out, which its message says at the end.
 
     All but reading and storing is done in a process of the lowest priority, which stands still
     while trials run on this machine.
@@ -175,10 +182,12 @@ def run_training(database: Database, held: Claim) -> None:
     say("reading what was measured")
     task = _task(database, held)
     check_cancelled()
-    trained = run_beside_trials(task, say, shared_machine_lock())
+    trained, left_out = run_beside_trials(task, say, shared_machine_lock())
+    if left_out:
+        log.warning("training %s: %s", held.job_id, left_out)
     if trained is None:
-        return _end_without_version(database, held)
-    _store(database, held, task.parent, trained)
+        return _end_without_version(database, held, left_out)
+    _store(database, held, task.parent, trained, left_out)
 
 
 def has_new_trials(database: Database) -> bool:
@@ -199,11 +208,12 @@ def has_new_trials(database: Database) -> bool:
         return session.execute(measured.limit(1)).first() is not None
 
 
-def _end_without_version(database: Database, held: Claim) -> None:
+def _end_without_version(database: Database, held: Claim, left_out: str = "") -> None:
     """Raises LeaseLost."""
+    message = f"{NOTHING_NEW}; {left_out}" if left_out else NOTHING_NEW
     with database.writing() as session:
-        job_queue.end(session, held, "finished", message=NOTHING_NEW)
-    log.info("training %s: %s", held.job_id, NOTHING_NEW)
+        job_queue.end(session, held, "finished", message=clean(message))
+    log.info("training %s: %s", held.job_id, message)
 
 
 def _task(database: Database, held: Claim) -> VersionTask:
@@ -227,7 +237,9 @@ def _dataset_of(session: Session, name: str) -> str:
     return parse_card(row.card, f"the card of {name}").dataset
 
 
-def _store(database: Database, held: Claim, parent: int, trained: TrainedVersion) -> None:
+def _store(
+    database: Database, held: Claim, parent: int, trained: TrainedVersion, left_out: str = ""
+) -> None:
     """The version, its promotion and the end of its training, in one transaction; versions beyond
     those that are kept go with it.
 
@@ -236,7 +248,7 @@ def _store(database: Database, held: Claim, parent: int, trained: TrainedVersion
     """
     figures = trained.figures
     with database.writing() as session:
-        job_queue.end(session, held, "finished", message="")
+        job_queue.end(session, held, "finished", message=clean(left_out))
         number = next_number(session)
         # the version of a training that ends at the same moment is waited for
         while not insert_checkpoint(

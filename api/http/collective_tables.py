@@ -62,18 +62,16 @@ def collective_table(cluster: Cluster, asked: CollectivesSpec) -> CollectiveTabl
 
 def _warnings(cluster: Cluster, asked: CollectivesSpec) -> list[str]:
     """What the times rest on: the cluster file's own measurements, or classes without any."""
-    from autosync.simulator.backends.nccl.measured_curves import curve_for
+    from autosync.simulator.backends.nccl import Forced
+    from autosync.simulator.backends.nccl.collectives import counting_curve
     from autosync.simulator.cost.class_constants import unmeasured_collectives
     from autosync.simulator.cost.collective_costs import has_collective_model
     from autosync.simulator.topology import topology_of
 
     topology = topology_of(cluster)
-    curve = (
-        None
-        if asked.channels
-        else curve_for(topology, asked.operation, asked.algorithm, asked.protocol)
-    )
-    if curve is not None and curve.nodes == topology.nodes:
+    forced = Forced(asked.algorithm, asked.protocol, asked.channels)
+    curve, measured = counting_curve(topology, asked.operation, forced)
+    if curve is not None and curve.nodes == topology.nodes and measured == forced:
         return [f"times follow what the cluster file holds as measured: {curve}."]
     modelled = has_collective_model(cluster)
     found = [f"{each}." for each in unmeasured_collectives(topology)] if modelled else []

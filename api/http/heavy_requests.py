@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -26,7 +26,15 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autosync.api.db.database import Database
-from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, TuningRow
+from autosync.api.db.tables import (
+    ClusterRow,
+    DomainRow,
+    GraphRow,
+    StrategyRow,
+    StrategySummaryRow,
+    TrialRow,
+    TuningRow,
+)
 from autosync.api.http.access.guard import authorized, check_scope, methods_of, refusal_for
 from autosync.api.http.answer_processes import CLIENT_LEFT, AnswerProcesses, Lane
 from autosync.api.http.routes.pages import LIKE
@@ -81,6 +89,11 @@ def _posted_log(database: Database, given: Mapping[str, str], body: bytes) -> Lo
     return Load(json_bytes=len(body) + cluster_bytes)
 
 
+def _posted_log_by_form(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """As `_posted_log`; heavy, whatever its size, since a part of the form names the cluster."""
+    return Load(json_bytes=SMALL_JSON_BYTES + 1)
+
+
 def _started(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     """A tuning: the body, and the graph and cluster that it names."""
     if len(body) > SMALL_JSON_BYTES:
@@ -113,22 +126,52 @@ def _named(database: Database, asked: Mapping[str, object]) -> Load:
 
 
 def _of_tuning(database: Database, given: Mapping[str, str], body: bytes) -> Load:
-    """The domain of the tuning that the address names."""
-    tuning_id = given.get("tuning_id", "")
+    """The domain of the tuning that the address names, and what may be pinned in its space."""
     query = (
         select(
             func.sum(func.length(GraphRow.document) + func.length(DomainRow.cluster)),
+            func.sum(func.length(TuningRow.space)),
             func.sum(GraphRow.variables * ClusterRow.world_size),
         )
         .select_from(TuningRow)
         .join(DomainRow, DomainRow.id == TuningRow.domain_id)
         .join(GraphRow, GraphRow.id == DomainRow.graph_id)
         .join(ClusterRow, ClusterRow.id == TuningRow.cluster_id)
-        .where(TuningRow.id == (tuning_id if tuning_id.isalnum() else ""))
+        .where(TuningRow.id == _id(given.get("tuning_id", "")))
     )
     with database.reading() as session:
-        json_bytes, work = session.execute(query).one()
-    return Load(int(json_bytes or 0), work=int(work or 0))
+        domain_bytes, space_bytes, work = session.execute(query).one()
+    return Load(int(domain_bytes or 0) + int(space_bytes or 0), work=int(work or 0))
+
+
+def _of_strategies(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """As `_of_tuning`, with all strategies of the tuning, what its trials recorded, and the earlier
+    trials that it was given."""
+    of_tuning, tuning_id = _of_tuning(database, given, body), _id(given["tuning_id"])
+    strategies = (
+        select(func.sum(func.length(StrategyRow.document)))
+        .select_from(StrategyRow)
+        .join(StrategySummaryRow, StrategySummaryRow.strategy_hash == StrategyRow.hash)
+        .where(StrategySummaryRow.tuning_id == tuning_id)
+    )
+    timelines = select(func.sum(func.length(TrialRow.timeline)))
+    recorded = timelines.where(TrialRow.tuning_id == tuning_id)
+    earlier = select(func.length(TuningRow.earlier)).where(TuningRow.id == tuning_id)
+    queries: list[Select[Any]] = [strategies, recorded, earlier]
+    with database.reading() as session:
+        json_bytes = sum(int(session.scalar(each) or 0) for each in queries)
+    return Load(of_tuning.json_bytes + json_bytes, work=of_tuning.work)
+
+
+def _of_home(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """The tuning, if one is named, that the form is filled in from."""
+    like = given.get(LIKE, "")
+    return _of_tuning(database, {"tuning_id": like}, body) if like else Load()
+
+
+def _id(text: str) -> str:
+    """What may be looked up: PostgreSQL refuses some characters."""
+    return text if text.isalnum() else ""
 
 
 def _proposed(database: Database, given: Mapping[str, str], body: bytes) -> Load:
@@ -181,7 +224,7 @@ READING: dict[tuple[str, str], LoadOf] = {
     ("POST", "/models"): _posted_json,
     ("POST", "/v1/clusters"): _posted_yaml,
     ("POST", "/v1/clusters/{cluster_id}/calibrate"): _posted_log,
-    ("POST", "/clusters/calibrate"): _posted_json,
+    ("POST", "/clusters/calibrate"): _posted_log_by_form,
     ("POST", "/clusters"): _posted_yaml,
     ("PUT", "/v1/simulators/{name}"): _posted_json,
     ("POST", "/v1/tunings"): _started,
@@ -198,21 +241,27 @@ READING: dict[tuple[str, str], LoadOf] = {
         )
     },
     ("POST", "/v1/queue/claims/{tuning_id}/{fence}/proposals"): _proposed,
-    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_tuning,
+    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_strategies,
+    ("GET", "/"): _of_home,
     ("GET", "/models/{name}"): _of_model,
     ("GET", "/clusters/{name}"): _of_cluster,
     **{
-        ("GET", path): _of_tuning
+        ("GET", path): _of_strategies
         for path in (
             "/v1/tunings/{tuning_id}/buckets",
+            "/v1/tunings/{tuning_id}/measured",
+            "/tunings/{tuning_id}/frameworks",
+        )
+    },
+    **{
+        ("GET", path): _of_tuning
+        for path in (
             "/v1/tunings/{tuning_id}/bundle",
             "/v1/tunings/{tuning_id}/settings",
             "/v1/tunings/{tuning_id}/timeline",
             "/v1/tunings/{tuning_id}/trace",
             "/v1/tunings/{tuning_id}/domain",
-            "/v1/tunings/{tuning_id}/measured",
             "/tunings/{tuning_id}/charts",
-            "/tunings/{tuning_id}/frameworks",
             "/tunings/{tuning_id}/why",
             "/tunings/{tuning_id}/compare",
             "/tunings/{tuning_id}/strategies/{strategy_id}",

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.templating import Jinja2Templates
@@ -17,6 +17,7 @@ from autosync.api.http.access.browser import (
     form_token,
     local_address,
     new_cookie,
+    parsed_url,
     send_form_key,
 )
 from autosync.api.http.root_path import RootPathAddresses
@@ -52,8 +53,6 @@ def show(request: Request, name: str, context: dict[str, Any], status: int = 200
     response = templates.TemplateResponse(request, name, {**context, **shared}, status_code=status)
     if known is None:
         send_form_key(request, access, response, key)
-    if caller is not None and caller.way == "browser":
-        response.headers["Cache-Control"] = "no-store"  # nor to be seen again after a log out
     return response
 
 
@@ -66,11 +65,11 @@ def compile_templates(root_path: str) -> None:
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response:
     """A refusal, for someone who looks at the dashboard with a browser; where a key is missing with
-    the way to the log in, and from there back to this page."""
-    here = request.url if request.method == "GET" else urlsplit(request.headers.get("referer", ""))
+    the way to the log in, and from there back to the page that sent a form."""
+    here = parsed_url(request.headers.get("referer", ""))
     path = here.path.removeprefix(request.app.state.root_path)
     address = path + (f"?{here.query}" if here.query else "")
-    shown = {"problem": problem, "here": local_address(address or "/")}
+    shown = {"problem": problem, "here": local_address(address)}
     return show(request, "error.html", shown, problem["status"])
 
 

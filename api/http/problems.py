@@ -167,8 +167,6 @@ def refused(error: AutosyncError) -> Response:
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first, *others = error.errors()
-    if isinstance(cause := first.get("ctx", {}).get("error"), AutosyncError):
-        return _refused(request, cause)
     where = [str(part) for part in first["loc"]]
     name = ".".join(where[1:]) or where[0]
     value = _shown(repr(first["input"]), 80)

@@ -80,8 +80,8 @@ WHOLE_RANKING = RankingFilter()
 
 
 def searched_words(text: str) -> list[str]:
-    """What a reader looks for, word by word; databases refuse the character 0."""
-    return text.lower().replace("\0", " ").split()
+    """What a reader looks for, word by word."""
+    return text.lower().split()
 
 
 @dataclass(frozen=True, slots=True)

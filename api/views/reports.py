@@ -95,7 +95,8 @@ class TuningFilter:
         if self.archived is not None:
             yield TuningRow.archived.is_(self.archived)
         if self.tag:
-            yield (" " + TuningRow.tags + " ").contains(f" {self.tag} ", autoescape=True)
+            padded = " " + TuningRow.tags + " "  # LIKE of SQLite would take letters of either case
+            yield func.replace(padded, f" {self.tag} ", "") != padded
         if self.simulator:
             by_name = TuningRow.simulator == self.simulator
             number = self.simulator.removeprefix(NAME_OF_VERSION.format(""))

@@ -11,6 +11,7 @@ from autosync.api.db.tables import (
     ACTIVE,
     STATES,
     ApiKeyRow,
+    EventRow,
     SimulatorTrainingRow,
     TuningRow,
 )
@@ -80,7 +81,11 @@ _REVISION = text("SELECT version_num FROM alembic_version")
 
 
 def readiness(session: Session) -> Readiness:
-    waiting = select(func.count(), now_seconds() - func.min(TuningRow.created_at))
+    # a tuning waits since its last event, as "goes on"; without any, since it was asked for
+    told = select(EventRow.created_at).where(EventRow.tuning_id == TuningRow.id)
+    last = told.order_by(EventRow.id.desc()).limit(1).scalar_subquery()
+    since = func.coalesce(last, TuningRow.created_at)
+    waiting = select(func.count(), now_seconds() - func.min(since)).select_from(TuningRow)
     queued, oldest = session.execute(waiting.where(TuningRow.state == "queued")).one()
     workers = len(gpus_of_workers(session))
     return Readiness(

@@ -12,6 +12,7 @@ from autosync.trials.request_names import (
     GPU_IN_TURNS,
     PREDICTED_WAITS,
     SHORT_OF_CORES,
+    UNSHAPED,
 )
 from autosync.units import counted, milliseconds, percent_in_words, scales_in_words
 
@@ -131,10 +132,6 @@ def _where(tuning: Tuning, ran_on: str) -> str:
     return f"Measured on {', '.join(each for each in (place, compute, scales) if each)}."
 
 
-UNSHAPED = "unshaped links"
-"""What a launcher's description says when links run at whatever speed this machine has."""
-
-
 @dataclass(frozen=True, slots=True)
 class Caveat:
     """label: of a badge. reason: a sentence."""
@@ -194,7 +191,7 @@ def caveats_of(tunings: Sequence[Tuning]) -> dict[str, tuple[Caveat, ...]]:
         tuning.id: tuple(
             caveat
             for caveat, holds in (
-                (NOT_SHAPED, tuning.launcher == "local" or _ran_where(tuning, UNSHAPED)),
+                (NOT_SHAPED, _ran_where(tuning, UNSHAPED)),
                 (ESTIMATED, tuning.profile_source == "estimated"),
                 (FEW_CORES, _ran_where(tuning, SHORT_OF_CORES)),
                 (WAITS_PREDICTED, _ran_where(tuning, PREDICTED_WAITS)),

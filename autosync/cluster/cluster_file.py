@@ -1,5 +1,6 @@
 """Cluster files: YAML in, a checked Cluster out, and back."""
 
+import re
 from dataclasses import fields
 from datetime import date
 from functools import cache
@@ -32,6 +33,8 @@ MAX_DIGITS = 64
 square of its length."""
 MAX_DEVICES = 1024
 MAX_NUMBER = 1e6
+EXPONENT = re.compile(r"[-+]?[0-9]{1,40}(\.[0-9]{1,40})?[eE][-+]?[0-9]{1,4}")
+"""A number that YAML 1.1 reads as text, since it lacks a point or a sign: 1e-05, as in JSON."""
 LONGEST_SHOWN = 80
 """Characters of a wrong value that a refusal repeats."""
 
@@ -161,8 +164,7 @@ def _marked(problem: str, where: Any) -> yaml.MarkedYAMLError:
 
 def _check_document(data: dict[Any, Any], source: str) -> None:
     """Find by node what a schema would report by position."""
-    if not isinstance(data.get("name"), str) or not data["name"]:
-        raise _refused(source, "has no name", "Begin with `name: my-cluster`.")
+    _check_text(data, "name", source, "", "Begin with `name: my-cluster`.")
     nodes = data.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         raise _refused(source, "names no nodes", "List them under `nodes:`.")
@@ -171,16 +173,41 @@ def _check_document(data: dict[Any, Any], source: str) -> None:
     if isinstance(version, int | float) and not isinstance(version, bool):
         why = f"nccl_version is the number {_shown(version)}, of which 2.20 and 2.2 are the same"
         raise _refused(source, why, "Write it in quotes: nccl_version: '2.20'.")
+    _check_costs(data.get("costs"), source)
     if isinstance(day := data.get("priced_on"), date):  # as YAML reads one without quotes
         data["priced_on"] = day.isoformat()
     for position, node in enumerate(nodes, 1):
         if not isinstance(node, dict):
             raise _refused(source, f"node number {position} is a {type(node).__name__}")
-        if not isinstance(node.get("address"), str) or not node["address"]:
-            raise _refused(source, f"node number {position} has no address")
+        _check_text(node, "address", source, f"node number {position} ")
         where = f"{source}, node {node['address']!r}"
         _check_node(node, where)
         _fill_in_rates(node, str(data.get("transport", "")), where)
+
+
+def _check_text(
+    given: dict[Any, Any], field: str, source: str, whose: str, remedy: str = ""
+) -> None:
+    """Refuses what is missing, and what YAML reads as something else: 003, no."""
+    value = given.get(field)
+    if value is None or value == "":
+        raise _refused(source, f"{whose}has no {field}", remedy)
+    if not isinstance(value, str):
+        why = f"{whose}has the {field} {_shown(value)}, which is no text"
+        raise _refused(source, why, f"Write it in quotes, as {field}: '003' or {field}: 'no'.")
+
+
+def _check_costs(costs: object, source: str) -> None:
+    """Refuses two costs of one kind, of which the first would count. Stored clusters that have such
+    are still read."""
+    seen: set[str] = set()
+    for cost in costs if isinstance(costs, list) else ():
+        kind = cost.get("kind") if isinstance(cost, dict) else None
+        if not isinstance(kind, str):
+            continue
+        if kind in seen:
+            raise _refused(source, f"two costs are of {_shown(kind)}", "Keep one of them.")
+        seen.add(kind)
 
 
 NODE_NUMBERS = (
@@ -240,6 +267,8 @@ def _check_numbers(given: dict[Any, Any], fields: tuple[str, ...], where: str) -
         value = given.get(field)
         if value is None:
             continue
+        if isinstance(value, str) and EXPONENT.fullmatch(value):
+            value = given[field] = float(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and abs(value) < MAX_NUMBER):
             why = f"{field} must be a number below {MAX_NUMBER:g}, got {_shown(value)}"

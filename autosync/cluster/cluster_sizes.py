@@ -41,9 +41,13 @@ def cluster_of_nodes(cluster: Cluster, count: int) -> Cluster:
         )
     kept = {node.address for node in workers[:count]} | {node.address for node in servers}
     links = tuple(link for link in cluster.links if set(link.nodes) <= kept)
-    more = tuple(_further(workers[0], place) for place in range(len(workers), count))
+    taken = {node.address for node in cluster.nodes}
+    more = tuple(_further(workers[0], place, taken) for place in range(len(workers), count))
     return replace(cluster, nodes=(*workers[:count], *more, *servers), links=links)
 
 
-def _further(node: Node, place: int) -> Node:
-    return replace(node, address=f"{node.address}-{place + 1}")
+def _further(node: Node, place: int, taken: set[str]) -> Node:
+    address = f"{node.address}-{place + 1}"
+    while address in taken:
+        address += "-"
+    return replace(node, address=address)

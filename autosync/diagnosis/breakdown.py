@@ -15,7 +15,6 @@ from autosync.diagnosis.rank_trace import (
     RankTrace,
     TracedCollective,
     intersection,
-    overlap_seconds,
     union,
     without,
 )
@@ -205,7 +204,6 @@ def _earlier(trace: RankTrace, seconds: float) -> RankTrace:
         replace(
             each,
             issued_seconds=each.issued_seconds - seconds,
-            begin_seconds=each.begin_seconds - seconds,
             end_seconds=each.end_seconds - seconds,
         )
         for each in trace.collectives
@@ -281,7 +279,7 @@ def _rank_seconds(
         input=_seconds(loading) / count,
         python=_seconds(without(rest, loading)) / count,
         late=late,
-        in_flight=overlap_seconds(union(moves), steps) / count,
+        in_flight=_seconds(intersection(union(moves), steps)) / count,
     )
 
 
@@ -321,7 +319,7 @@ def _mean_collective(
             waiting.append(max(0.0, min(last, one.end_seconds) - one.issued_seconds))
             transfer.append(max(0.0, one.end_seconds - max(last, one.issued_seconds)))
             flight = np.array([[one.issued_seconds, one.end_seconds]])
-            exposed.append(_seconds(flight) - overlap_seconds(flight, trace.compute))
+            exposed.append(_seconds(without(flight, trace.compute)))
     first = same[0][1][0]
     ranks = first.group_size or max(len(traces), *(each.world_size for each in traces))
     size = first.size_bytes or 0

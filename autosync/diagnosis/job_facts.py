@@ -30,7 +30,10 @@ Wrapping = Literal["ddp", "fsdp1", "fsdp2", "none"]
 
 INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 INTERFACES = Path("/sys/class/net")
-VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "ifb", "cni", "flannel")
+VIRTUAL = (
+    *("lo", "docker", "veth", "br-", "virbr", "ifb", "cni", "flannel"),
+    *("cali", "cilium", "lxc"),  # of pods, on their host: each states 10 Gbit/s
+)
 """How the names of interfaces begin that lead to no other host."""
 
 
@@ -43,7 +46,6 @@ class DdpFacts:
 
     find_unused_parameters: bool
     gradient_as_bucket_view: bool
-    static_graph: bool
     bucket_bytes: tuple[int, ...]
     unused_bytes: int
     bucket_parameters: tuple[tuple[str, ...], ...] = ()
@@ -126,7 +128,6 @@ def _ddp_facts(model: nn.Module) -> DdpFacts | None:
     return DdpFacts(
         bool(model.find_unused_parameters),
         bool(model.gradient_as_bucket_view),
-        bool(model.static_graph),
         tuple(int(part) for part in found if part.isdigit()),
         int(logged.get("unused_parameter_size") or 0),
         names_of_buckets(

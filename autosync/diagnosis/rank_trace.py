@@ -79,18 +79,13 @@ MORE_THAN_ANY_BYTES = 2**60
 
 @dataclass(frozen=True, slots=True)
 class TracedCollective:
-    """issued_seconds: when the rank asked for it, or its kernel began. begin_seconds: when the
-    backend took it up. size_bytes: of the larger of what a rank gives and gets; None where it is
-    not traced.
-    group: ranks in words of the trace; empty where not traced. group_size: how many; 0 likewise.
-    """
+    """issued_seconds: when the rank asked for it, or its kernel began. size_bytes: of the larger of
+    what a rank gives and gets; None where it is not traced. group_size: ranks; 0 likewise."""
 
     operation: str
     issued_seconds: float
-    begin_seconds: float
     end_seconds: float
     size_bytes: int | None
-    group: str = ""
     group_size: int = 0
 
 
@@ -114,6 +109,15 @@ class RankTrace:
     backend: str = ""
     step_names: tuple[str, ...] = ()
     world_size: int = 0
+
+    @property
+    def seconds_behind(self) -> float:
+        """For how long the GPU goes on after the last step's mark, which is the host's."""
+        if not self.on_device:
+            return 0.0
+        ends = [float(self.compute[:, 1].max(initial=0.0))]
+        ends += [each.end_seconds for each in self.collectives]
+        return max(0.0, max(ends) - float(self.steps[-1, 1]))
 
 
 def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -> RankTrace:
@@ -148,7 +152,8 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
             "rank.",
         )
     host, backend = trace.get("host_name"), told.get("backend")
-    if backend == "nccl" and not sorted_out.kernels:
+    by_nccl = backend == "nccl" or (_may_send_by_nccl(told) and not sorted_out.marks)
+    if by_nccl and not sorted_out.kernels:
         raise _refused(
             source,
             "has no kernels, though the job sends by NCCL",
@@ -167,6 +172,16 @@ def rank_trace(trace: Mapping[str, Any], source: str, rank: int | None = None) -
         sorted_out.step_names,
         _count(told.get("world_size")),
     )
+
+
+def _may_send_by_nccl(job: Mapping[str, Any]) -> bool:
+    """Whether one of its groups may. A job need not name its backend ("undefined"), or names one
+    for each type of device ("cpu:gloo,cuda:nccl")."""
+    groups = job.get("pg_config")
+    stated = [job.get("backend")]
+    if isinstance(groups, list):
+        stated += [each.get("backend_config") for each in groups if isinstance(each, dict)]
+    return any("nccl" in each for each in stated if isinstance(each, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +264,6 @@ class _SortedEvents:
             TracedCollective(
                 _operation(call.name),
                 call.begin,
-                max(call.begin, mark.begin),
                 max(call.end, mark.end),
                 max(_traced_bytes(call.args), _traced_bytes(mark.args)) or None,
             )
@@ -276,10 +290,8 @@ def _of_kernel(kernel: _Event) -> TracedCollective:
     return TracedCollective(
         _operation(str(args.get("Collective name", ""))) or _operation(kernel.name) or "nccl",
         kernel.begin,
-        kernel.begin,
         kernel.end,
         _size_bytes(most, args.get("dtype")) or None,
-        str(args.get("Process Group Ranks", ""))[:400],
         _count(args.get("Group size")),
     )
 
@@ -320,24 +332,16 @@ def union(intervals: Sequence[tuple[float, float]]) -> F64:
     return np.column_stack([begins, ends])
 
 
-def overlap_seconds(one: F64, other: F64) -> float:
-    """Of two lists of disjoint intervals in order."""
-    return float(np.diff(intersection(one, other), axis=1).sum())
-
-
 def intersection(one: F64, other: F64) -> F64:
     """The time in both of two lists of disjoint intervals in order, `(n, 2)`."""
-    found: list[tuple[float, float]] = []
-    i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i, 0], other[j, 0]), min(one[i, 1], other[j, 1])
-        if begin < end:
-            found.append((begin, end))
-        if one[i, 1] < other[j, 1]:
-            i += 1
-        else:
-            j += 1
-    return np.array(found, dtype=np.float64).reshape(-1, 2)
+    first = np.searchsorted(other[:, 1], one[:, 0], "right")  # the first that ends later
+    count = np.maximum(np.searchsorted(other[:, 0], one[:, 1], "left") - first, 0)
+    mine = np.repeat(np.arange(len(one)), count)
+    its = np.arange(len(mine)) + np.repeat(first - (np.cumsum(count) - count), count)
+    begin = np.maximum(one[mine, 0], other[its, 0])
+    end = np.minimum(one[mine, 1], other[its, 1])
+    found: F64 = np.column_stack([begin, end])[begin < end]
+    return found
 
 
 def without(one: F64, other: F64) -> F64:

@@ -167,13 +167,14 @@ class Diagnosis:
             for line in lines
         )
         head = "".join(f"<th>{escape(each)}</th>" for each in first)
+        more = _left_out(self.breakdown.collectives)
         return PAGE.format(
             verdict=escape(self.verdict),
             headline=escape(_headline(self)),
             rows=rows,
             facts=facts,
             mistakes=f"<h2>Mistakes</h2><ul>{mistakes}</ul>" if mistakes else "",
-            messages=f"<h2>{MESSAGES}</h2><table><tr>{head}</tr>{messages}</table>"
+            messages=f"<h2>{MESSAGES}</h2><table><tr>{head}</tr>{messages}</table><p>{more}</p>"
             if messages
             else "",
             notes="".join(f"<p>{escape(note)}</p>" for note in self.notes),
@@ -240,7 +241,8 @@ def _facts(diagnosis: Diagnosis) -> list[str]:
     ]
     in_flight, exposed = breakdown.mean("in_flight"), breakdown.mean("transfer")
     if in_flight:
-        found.append(f"{max(0.0, 1 - exposed / in_flight):.0%} of that time is hidden by compute.")
+        hidden = max(0.0, 1 - exposed / in_flight)
+        found.append(f"Compute hides {hidden:.0%} of the time that messages are on their way.")
     if slowest := breakdown.slowest:
         late = slowest.late / breakdown.iteration_seconds * diagnosis.seconds
         on = f" on {slowest.host}" if slowest.host else ""
@@ -308,5 +310,10 @@ def _message_lines(diagnosis: Diagnosis) -> list[str]:
     for row in table:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  " + "  ".join([*cells, *row[len(widths) :]]).rstrip())
+    return [*lines, f"  {more}"] if (more := _left_out(collectives)) else lines
+
+
+def _left_out(collectives: Sequence[CollectiveSeconds]) -> str:
+    """`and 12 more`; empty where the page lists all."""
     left = len(collectives) - MOST_LISTED
-    return [*lines, f"  and {left} more"] if left > 0 else lines
+    return f"and {left} more" if left > 0 else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from autosync.domain import Domain
 from autosync.exports.settings import (
+    TITLES,
     FrameworkName,
     FrameworkSettings,
     GradientMessage,
@@ -86,6 +87,11 @@ def ddp_wrapping(
         )
     if encoding.name == "powersgd":
         deviations.append(POWERSGD_DEVIATION.format(start=POWERSGD_START))
+    if (batches := domain.accumulate) > 1:
+        deviations.append(
+            f"{TITLES[framework]} reduces the gradients of each of the {batches} batches of an "
+            "update, the strategy their sum, once: run all but the last within model.no_sync()."
+        )
     return _arguments(limits), encoding, deviations
 
 

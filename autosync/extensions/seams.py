@@ -25,7 +25,7 @@ from autosync.extensions.registry import EXTENSIONS, Entries, Seam, part_of
 
 if TYPE_CHECKING:
     from autosync.plan import Plan
-    from autosync.runtime.execution.execution_trace import ExecutionTrace
+    from autosync.runtime.execution.monitor import Monitor
     from autosync.runtime.hooks.model_hooks import Removable
     from autosync.runtime.transport.process_groups import Groups
 
@@ -92,11 +92,9 @@ class AttachedDivision(Protocol):
         ...
 
 
-Divide = Callable[
-    ["dist.ProcessGroup", "Groups", "Store", "ExecutionTrace | None"], AttachedDivision
-]
-"""Collective: every rank opens the same process groups. Store: keys of one attached plan only. When
-it raises, the model is as it was before."""
+Divide = Callable[["dist.ProcessGroup", "Groups", "Store", "Monitor"], AttachedDivision]
+"""Collective: every rank opens the same process groups. Store: keys of one attached plan only.
+Monitor: of that plan. When it raises, the model is as it was before."""
 
 
 def _modules(entries: Entries, seam: Seam) -> list[tuple[ExtensionDocument, Any]]:

@@ -18,7 +18,6 @@ from autosync.extras import needs
 from autosync.frameworks.bundle_options import BundleOptions, class_with
 from autosync.runtime.attached_models import ATTACHED, REPLICATED
 from autosync.runtime.gradient_norm import clip_grad_norm_
-from autosync.runtime.hooks.torch_compile import compiled_from
 from autosync.runtime.transport.agreement import refused_everywhere
 from autosync.runtime.transport.process_groups import working_group
 from autosync.verification.shard_checks import SHARE_TOLERANCE
@@ -143,7 +142,8 @@ class BundleAccelerator(Accelerator):  # type: ignore[misc]  # has no types
 
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Any:
         """Raises NotSupported: a plan waits for every rank in every iteration."""
-        if any(id(compiled_from(one)) in ATTACHED.plans for one in joinables):
+        models = [one for one in joinables if isinstance(one, nn.Module)]  # beside optimizers
+        if any(ATTACHED.plan_of(model) is not None for model in models):
             raise NotSupported(
                 "join_uneven_inputs was called for a model that follows a plan, whose ranks all "
                 "take equally many steps.",

@@ -107,11 +107,10 @@ def assemble_graph(
     # Operations without backward (masks, constants) take no time there: they close the list.
     with_backward = sorted((i for i, end in enumerate(ends) if end >= 0), key=ends.__getitem__)
     without = [i for i in reversed(range(len(groups))) if ends[i] < 0]
-    variables = list(recording.parameters)
+    variables = {key: number for number, key in enumerate(recording.parameters)}
     consumers = _consumers(recorder.records, len(variables))
     after = {
-        key: _completed_by(recording, key, consumers[i], position)
-        for i, key in enumerate(variables)
+        key: _completed_by(recording, key, consumers[i], position) for key, i in variables.items()
     }
     return ModelGraph(
         name=name,
@@ -122,7 +121,7 @@ def assemble_graph(
             for i, (key, value) in enumerate(recording.parameters.items())
         ),
         backward_order=tuple(with_backward + without),
-        gradient_order=tuple(variables.index(key) for key in recording.ready),
+        gradient_order=tuple(variables[key] for key in recording.ready),
         gradient_after=tuple(index[after[key]] for key in variables),
     )
 

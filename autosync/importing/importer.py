@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autosync.errors import InvalidInput, NotTraceable
+from autosync.errors import NotTraceable
 from autosync.graph import ModelGraph
 from autosync.importing import refusals
 from autosync.importing.attention import FusedAttention
@@ -251,9 +251,7 @@ def _shapes(
     try:
         with _recording(device, recorder), device.precision(), torch.enable_grad():
             _forward(module, inputs, loss, "", recorder)
-    except InvalidInput:
-        raise
-    except Exception:  # the module may insist on its batch size: assemble() then decides otherwise
+    except NotTraceable:  # the module may insist on its batch size; see `assemble_graph`
         return None
     if recorder.names != first.names:
         return None

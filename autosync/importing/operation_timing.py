@@ -145,14 +145,19 @@ def _check_same(module: nn.Module, inputs: Inputs, graph: ModelGraph, device: to
 @contextmanager
 def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     """Put buffers and gradients back (a step does not change weights)."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    buffers = [
+        (part, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
+    ]
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in buffers:
+            for part, name, buffer, value in buffers:
                 buffer.copy_(value)
+                part._buffers[name] = buffer  # forward may have put another in its place
         for parameter, gradient in gradients:
             parameter.grad = gradient
 

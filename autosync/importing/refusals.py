@@ -150,16 +150,12 @@ def at(error: BaseException) -> str:
     torch's, transformers', AutoSync's nor Python's own; of the innermost third-party frame where
     there is none such. Empty where only torch and AutoSync ran."""
     frames = list(reversed(traceback.extract_tb(error.__traceback__)))
-    for skipped in (_library_folders(), _folders_of("torch", "autosync")):
+    for skipped in (_folders_of(*NOT_THE_USERS), _folders_of("torch", "autosync")):
         for frame in frames:
             path = Path(frame.filename)
             if path.is_file() and not _is_within(path.resolve(), skipped):
                 return f" ({_shown(path.resolve())}:{frame.lineno} in {frame.name})"
     return ""
-
-
-def _library_folders() -> list[Path]:
-    return _folders_of(*NOT_THE_USERS)
 
 
 def _folders_of(*packages: str) -> list[Path]:

@@ -6,16 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported
 from autosync.importing.model_target import ModelTarget
 from autosync.importing.refusals import first_line
-
-if TYPE_CHECKING:
-    from torch import nn
 
 MAX_CONFIG_BYTES = 4_000_000
 MAX_LAYERS = 2048
@@ -36,11 +33,6 @@ IGNORED = frozenset(
 WORD_LABELS = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration")
 CLASS_LABELS = ("ForSequenceClassification", "ForImageClassification")
 OWN_FUNCTION = "Give package.module:function instead, which returns module, inputs and loss."
-
-
-def is_transformers_config(data: object) -> bool:
-    """Whether parsed JSON is the configuration of a transformers model."""
-    return isinstance(data, dict) and "model_type" in data and "operations" not in data
 
 
 def load_transformers_config(
@@ -69,7 +61,8 @@ def load_transformers_config(
     try:
         inputs = _inputs(model_class, config, batch_size, length, architecture)
         with torch.device("cpu" if allocate else "meta"):
-            module: nn.Module = model_class._from_config(config)
+            module = model_class._from_config(config)
+        inputs = {name: _of_type(value, module.dtype) for name, value in inputs.items()}
     except AutosyncError:
         raise
     except Exception as error:  # whatever torch and the library raise over odd values
@@ -93,15 +86,16 @@ def _read(file: Path) -> dict[str, Any]:
         raise _refused(file, f"it has {size} bytes, more than {MAX_CONFIG_BYTES}", size)
     try:
         data = json.loads(text)
+        kept = _structure(data) if isinstance(data, dict) else {}
     except (ValueError, RecursionError) as error:
         raise _refused(file, f"it is no JSON: {first_line(error)}", "JSON") from None
-    if not is_transformers_config(data):
+    if "model_type" not in kept:
         raise _refused(file, "it has no field 'model_type'", "model_type")
-    for name, value in _entries(data):
+    for name, value in _entries(kept):
         is_count = "layer" in name and "size" not in name  # vocab_size_per_layer_input is none
         if is_count and type(value) is int and value > MAX_LAYERS:
             raise _refused(file, f"{name} is {value}, more than {MAX_LAYERS}", value)
-    return _structure(data)
+    return kept
 
 
 def _entries(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -189,7 +183,6 @@ def _inputs(
 ) -> dict[str, torch.Tensor]:
     """A batch of zeros: shapes count. No attention mask, since no position is padding; models
     drop one that hides nothing."""
-    taken = inspect.signature(model_class.forward).parameters
     first = getattr(model_class, "main_input_name", "input_ids")
     inputs: dict[str, torch.Tensor] = {}
     if first == "input_ids":
@@ -202,7 +195,7 @@ def _inputs(
         steps = 2 * config.max_source_positions
         inputs["input_features"] = torch.zeros(batch_size, config.num_mel_bins, steps)
         words = torch.zeros(batch_size, _length(config, length), dtype=torch.long)
-        return inputs | _labels(taken, inputs | {"input_ids": words}, batch_size, model_class)
+        return inputs | _labels(inputs | {"input_ids": words}, batch_size, model_class, config)
     else:
         raise NotSupported(
             f"a batch for {architecture}: no configuration says the shape of {first!r}.",
@@ -210,13 +203,14 @@ def _inputs(
             value=architecture,
             remedy=f"{OWN_FUNCTION} Its inputs are a batch that the model's processor made.",
         )
-    return inputs | _labels(taken, inputs, batch_size, model_class)
+    return inputs | _labels(inputs, batch_size, model_class, config)
 
 
 def _labels(
-    taken: Mapping[str, Any], inputs: dict[str, torch.Tensor], batch_size: int, model_class: Any
+    inputs: dict[str, torch.Tensor], batch_size: int, model_class: Any, config: Any
 ) -> dict[str, torch.Tensor]:
     architecture = model_class.__name__
+    taken = inspect.signature(model_class.forward).parameters
     classes = torch.zeros(batch_size, dtype=torch.long)
     words = inputs.get("input_ids")
     if words is not None and architecture.endswith((*WORD_LABELS, "ForTokenClassification")):
@@ -224,7 +218,7 @@ def _labels(
     if words is not None and {"labels", "next_sentence_label"} <= taken.keys():
         return {"labels": words.clone(), "next_sentence_label": classes}
     if architecture.endswith(CLASS_LABELS):
-        return {"labels": classes}
+        return {"labels": _class_labels(config, batch_size)}
     if architecture.endswith("ForQuestionAnswering"):
         return {"start_positions": classes, "end_positions": classes.clone()}
     others = [name for name in _with_labels(model_class) if name != architecture]
@@ -247,6 +241,20 @@ def _with_labels(model_class: Any) -> list[str]:
         and getattr(found, "config_class", None) is model_class.config_class
         and name.endswith(ends)
     ]
+
+
+def _class_labels(config: Any, batch_size: int) -> torch.Tensor:
+    """A class for each sample; numbers, one for each label, where the model learns scores (as it
+    does of a single label) or which of several labels hold."""
+    problem = config.problem_type or ("regression" if config.num_labels == 1 else "")
+    if problem in ("regression", "multi_label_classification"):
+        return torch.zeros(batch_size, config.num_labels)
+    return torch.zeros(batch_size, dtype=torch.long)
+
+
+def _of_type(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers in the type of the model's parameters; words and classes as they are."""
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def _length(config: Any, length: int | None) -> int:

@@ -218,9 +218,7 @@ def _partition(variable: Variable, node: Any) -> Partition:
         return whole(variable.shape)
     counts = [int(part) if _is_count(part) else 0 for part in partitioner.split(",")]
     if len(counts) != len(variable.shape) or min(counts) < 1:
-        _cannot(
-            variable, f"has the partitioner {partitioner[:40]!r} for the shape {variable.shape}"
-        )
+        _cannot(variable, f"has the partitioner {partitioner[:40]!r} for shape {variable.shape}")
     cut = [axis for axis, parts in enumerate(counts) if parts > 1]
     if len(cut) > 1:
         _cannot(variable, f"is cut along {len(cut)} axes")
@@ -373,6 +371,8 @@ class _Writer:
             return "AllReduceSynchronizer", {"group": self.group(shard.group)}
         if shard.encoding not in ENCODINGS:
             _refuse(name, f"is sent as {shard.encoding.name} of rank {shard.encoding.rank}")
+        if shard.encoding.name == "powersgd" and _encoding(variable, "POWER_SGD") == EXACT:
+            _refuse(name, f"of shape {variable.shape} is packed by PowerSGD")
         if isinstance(shard, AllReduce):
             fields = {"compressor": ENCODINGS[shard.encoding], "group": self.group(shard.group)}
             return "AllReduceSynchronizer", fields

@@ -108,14 +108,12 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
     named = None if stated and stated.operation else by_name
     heading = _Heading(named[1] if named else "", {}, "", {}, {})
     tables: list[_Table] = []
-    devices_listed = False
     rows = 0
     for number, line in enumerate(text.splitlines(), 1):
         words = TIMESTAMP.sub("", PREFIX.sub("", line[:LONGEST_LINE]).strip())
         if words.startswith("#") and (columns := _columns(words)):
             table = _Table(columns, replace_heading(heading), f"{source}, line {number}")
             tables.append(table)
-            devices_listed = False
         elif tables and _is_row(words):
             if (rows := rows + 1) > MOST_ROWS:
                 raise _refused(f"{source}, line {number}", f"more than {MOST_ROWS} rows")
@@ -123,9 +121,8 @@ def read_nccl_tests(text: str, source: str, stated: Stated | None = None) -> tup
             heading.has_run = True
         else:
             if rank := RANK.match(words):
-                if not devices_listed:
+                if int(rank[1]) == 0:  # the list of another run, whether or not that one has ended
                     heading.hosts = {}
-                    devices_listed = True
                 heading.hosts[int(rank[1])] = rank[2]
             _read_heading(words, heading)
     sweeps = tuple(
@@ -168,7 +165,7 @@ class _Table:
         self.from_end = {
             name: columns.index(name) - len(columns) for name in ("time", "algbw", "busbw")
         }
-        self.seconds: dict[float, float] = {}
+        self.seconds: dict[float, list[float]] = {}
         self.bus_share: list[float] = []
 
     def add(self, words: list[str], where: str) -> None:
@@ -196,7 +193,7 @@ class _Table:
             )
         if algbw >= 1:
             self.bus_share.append(busbw / algbw)
-        self.seconds[float(size)] = time_us * 1e-6
+        self.seconds.setdefault(float(size), []).append(time_us * 1e-6)
 
     def sweep(self, stated: Stated) -> Sweep:
         heading = self.heading
@@ -225,7 +222,7 @@ class _Table:
             raise _refused(self.where, f"has more than {MOST_SIZES} sizes")
         self._check_bus_share(operation, ranks)
         sizes = tuple(sorted(self.seconds))
-        seconds = _without_spikes(sizes, [self.seconds[size] for size in sizes])
+        seconds = _without_spikes(sizes, [median(self.seconds[size]) for size in sizes])
         forced = heading.forced
         curve = CollectiveCurve(
             operation,

@@ -26,7 +26,8 @@ def profile_at_batch(graph: ModelGraph, profiles: Sequence[Profile]) -> Profile:
     devices = {profile.device for profile in profiles}
     if len(devices) > 1:
         raise _not_joined("device", sorted(devices), "profiles of one device can be joined")
-    counts = {len(profile.forward_seconds) for profile in profiles}
+    passes = [each for p in profiles for each in (p.forward_seconds, p.backward_seconds)]
+    counts = {len(seconds) for seconds in passes}
     if counts != {len(graph.operations)}:
         raise _not_joined("operations", sorted(counts), f"graph {graph.name!r} has another number")
     wanted = float(graph.batch_size)

@@ -247,7 +247,7 @@ def attach(
         for divide in divisions:  # after all have come so far: it opens groups
             with agreed_everywhere(control, patience=PATIENCE):
                 with ranks_meet():
-                    division = divide(group, opened, meeting.store, trace)
+                    division = divide(group, opened, meeting.store, engine.monitor)
                 attachment.divisions.append(division)
                 attachment.handles.append(division)
         for division in attachment.divisions:  # no rank goes back from here

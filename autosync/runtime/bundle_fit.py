@@ -14,12 +14,10 @@ from autosync.bundle import Bundle
 from autosync.errors import NotSupported
 from autosync.runtime.transport.agreement import RankReport
 from autosync.torch_dtypes import TORCH_DTYPES
+from autosync.torch_engine import WRAPPERS
 from autosync.verification.shard_checks import SHARE_TOLERANCE
 
 log = logging.getLogger("autosync")
-
-WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-"""Words that torch.compile and torch's checkpoint_wrapper add to names."""
 
 
 def changes_anywhere(shipped: Bundle, reports: tuple[RankReport, ...]) -> str:

@@ -30,6 +30,7 @@ from autosync.runtime.bundle_fit import (
 )
 from autosync.runtime.compression.half import check_lossless
 from autosync.runtime.device.model_tensors import check_own_places, device_of
+from autosync.runtime.device.streams import on_device
 from autosync.runtime.drift_watch import OnDrift, watch_iterations
 from autosync.runtime.fully_shard import (
     apply_fully_shard,
@@ -64,10 +65,11 @@ from autosync.runtime.transport.agreement import (
     agreed_everywhere,
     exchange_reports,
     given_to,
+    ranks_meet,
     refused_everywhere,
 )
 from autosync.runtime.transport.base import SynchronizationFailed
-from autosync.runtime.transport.nccl import knobs_without_effect, variables_to_compare
+from autosync.runtime.transport.nccl import backend_on, knobs_without_effect, variables_to_compare
 from autosync.runtime.transport.process_groups import working_group
 from autosync.runtime.transport.tensor_exchange import share_initial_values, tensor_signatures
 from autosync.runtime.updates.clipping import check_max_norm, clip_before_step, clipping_of_several
@@ -127,6 +129,7 @@ def distribute(
         check_distributable(network, optimizers)
         check_max_norm(max_grad_norm)
         check_norm_is_global(max_grad_norm, group)
+        backend = backend_on(group, device)
         shipped = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
         check_options(options, shipped.plan.engine)
         if shipped.plan.ddp is not None and shipped.plan.ddp.bucket_limits_bytes:
@@ -144,6 +147,7 @@ def distribute(
         "allow_inexact": allow_inexact,
         **comparable(options),
         **variables_to_compare(shipped.plan),
+        "backend for the model's device": backend,
     }
     mine = RankReport(
         host_name(),
@@ -259,23 +263,23 @@ def in_ddp(
 ) -> nn.Module:
     """The model in torch's DDP, as `autosync.detach` finds it. plan: DDP's own; None for DDP as it
     comes."""
-    if max_grad_norm and not isinstance(optimizer, Optimizer):
+    given = given_optimizers(optimizer)
+    if max_grad_norm and len(given) > 1:
         raise clipping_of_several()
     bucket_bytes = plan.bucket_bytes if plan else 0
     network = compiled_from(model)
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     within = trained if max_grad_norm else None
-    given = given_optimizers(optimizer)
     guard = CoverageGuard(network, given, trained.values(), within_steps=within)
     arguments = plan.ddp if plan else None
     made = wrap_in_ddp(model, bucket_bytes, group, arguments=arguments, options=options)
     if plan is not None:
         add_hook(made, plan, group)
     handles = [*beside(), *guard.watch_steps()]
-    if max_grad_norm and isinstance(optimizer, Optimizer):
+    if max_grad_norm:
         others = guard.watch_others()
         finalize(made, others.remove)  # torch keeps it for every optimizer of the process
-        handles += [clip_before_step(model, optimizer, max_grad_norm), others]
+        handles += [clip_before_step(model, given[0], max_grad_norm), others]
     ATTACHED.wrapped[made] = WrappedByDdp(optimizer, tuple(handles))
     return made
 
@@ -301,7 +305,8 @@ def _shard(
             raise clipping_of_several()
         planned = (variable.name for variable in shipped.variables)
         units = unit_modules(model, sharding, dict(zip(planned, names, strict=True)))
-    share_initial_values(group, model, group)
+    with ranks_meet(), on_device(device):
+        share_initial_values(group, model, group)
     before = named_values(model)
     meshes = {ranks: mesh_of(ranks, group, device) for ranks in sharding.group_sizes}
     with agreed_everywhere(group, device):  # one may lack memory for it

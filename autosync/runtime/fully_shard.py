@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from autosync.codes import ENCODINGS
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.updates.optimizers import has_begun, make_first_state
-from autosync.torch_engine import FullyShard, Kept, modules_of
+from autosync.torch_engine import WRAPPERS, FullyShard, Kept, modules_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -81,7 +81,7 @@ def unit_modules(
     model: nn.Module, sharding: FullyShard, model_name: Mapping[str, str]
 ) -> list[list[nn.Module]]:
     """The modules of every unit. model_name: of every variable, by the name that the plan has for
-    it, which may stand behind another prefix.
+    it, which may stand behind another prefix, or have words of wrappers in it.
 
     Raises:
         InvalidInput: the model has no such module, or two units share a parameter.
@@ -92,7 +92,7 @@ def unit_modules(
         for module in modules_of(unit):
             planned = next((n for n in model_name if n.startswith(f"{module}.")), f"{module}.")
             own = model_name.get(planned, planned)
-            name = own.removesuffix(planned[len(module) :])
+            name = _module_around(own, planned[len(module) + 1 :]) or module
             try:
                 found[-1].append(model.get_submodule(name))
             except AttributeError:
@@ -104,6 +104,16 @@ def unit_modules(
                 ) from None
     _check_apart(model, found)
     return found
+
+
+def _module_around(variable: str, inner: str) -> str:
+    """The module in which a variable is called `inner`, words of wrappers aside; empty where that
+    is no module of the model, or all of it."""
+    parts = variable.split(".")
+    left = sum(part not in WRAPPERS for part in inner.split("."))
+    while parts and left:
+        left -= parts.pop() not in WRAPPERS
+    return ".".join(parts)
 
 
 def _check_apart(model: nn.Module, units: Sequence[Sequence[nn.Module]]) -> None:
@@ -303,22 +313,27 @@ def retarget(
     """Let the optimizer train the parameters of the same names `after`, which has none but the
     first state yet.
 
-    Returns what gives it those of `before` back, and their state.
+    Returns what gives it those of `before` back, and their state. Where the device has no room for
+    the first state, it keeps them.
     """
     name_of = {id(parameter): name for name, parameter in before.items()}
     groups: list[dict[str, Any]] = optimizer.param_groups
     held, state = [group["params"] for group in groups], optimizer.state
-    for group in groups:
-        group["params"] = [
-            after[name_of[id(p)]] if id(p) in name_of else p  # frozen, and not of the model
-            for p in group["params"]
-        ]
-    optimizer.state = defaultdict(dict)
-    make_first_state(optimizer)
 
     def give_back() -> None:
         for group, params in zip(groups, held, strict=True):
             group["params"] = params
         optimizer.state = state
 
+    for group in groups:
+        group["params"] = [
+            after[name_of[id(p)]] if id(p) in name_of else p  # frozen, and not of the model
+            for p in group["params"]
+        ]
+    optimizer.state = defaultdict(dict)
+    try:
+        make_first_state(optimizer)
+    except BaseException:  # whatever it was, nothing else gives them back
+        give_back()
+        raise
     return give_back

@@ -199,17 +199,19 @@ def mps_running(environment: Mapping[str, str] | None = None) -> bool:
 
 
 MPS_SCRIPT = f"""
-if {MPS_CONTROL} -d </dev/null >/dev/null 2>&1 &&
-    echo get_server_list | {MPS_CONTROL} >/dev/null 2>&1
+ask() {{ timeout {MPS_SECONDS / 2:g} {MPS_CONTROL} >/dev/null 2>&1; }}
+if {MPS_CONTROL} -d </dev/null >/dev/null 2>&1 && echo get_server_list | ask
 then echo started
 else echo failed
 fi
 cat >/dev/null
-echo quit -t 1 | {MPS_CONTROL} >/dev/null 2>&1
+{{
+    echo quit -t 1 | ask || kill -9 "$(cat "$CUDA_MPS_PIPE_DIRECTORY/{MPS_CONTROL}.pid")"
+}} 2>/dev/null
 rm -rf "$CUDA_MPS_PIPE_DIRECTORY"
 """
 """For sh. The daemon lives until the input ends, as it does when its owner is killed. Clients that
-hang are not waited for."""
+hang are not waited for, and a daemon that does not answer is killed."""
 
 
 MPS_CLIENT = """
@@ -292,6 +294,6 @@ class CudaMps:
         if process is not None:
             try:
                 process.communicate(timeout=MPS_SECONDS)
-            except subprocess.TimeoutExpired:  # the daemon does not answer
+            except subprocess.TimeoutExpired:  # the control program hangs as it starts the daemon
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()

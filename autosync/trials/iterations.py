@@ -143,8 +143,9 @@ def _measure_iterations(
 def replica_digest(model: nn.Module) -> float:
     """Differs between replicas that have drifted apart: first and last element of every tensor."""
     values = [value.detach() for value in model.parameters() if value.numel()]
-    ends = [value[(place,) * value.dim()].view(1) for value in values for place in (0, -1)]
-    return float(torch.cat(ends).double().sum())
+    ends = [value[(place,) * value.dim()] for value in values for place in (0, -1)]
+    parts = [torch.view_as_real(end) if end.is_complex() else end for end in ends]
+    return float(torch.cat([part.double().view(-1) for part in parts]).sum())
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from autosync.trials.contract import Launcher, TrialFailed, Workload
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.testbed.link_shaping import BURST_BYTES
 from autosync.trials.worker.timed_messages import KINDS
+from autosync.units import MIB
 
 SMALL_SIZES = (1024, 4 * 1024)
 """Bytes that each replica contributes: messages that are all startup. (Up to its burst a shaper
@@ -31,6 +32,10 @@ LARGE_SECONDS = 0.1
 
 BRIEF_SECONDS = 0.03
 """How long the large message of a brief probe occupies the slowest NIC."""
+
+ROOM_BYTES = 4096 * MIB
+"""Of one message, that a rank holds at most where it receives from all others. In `LARGE_SECONDS`
+eight ports of 400 Gbit/s carry 39 GB."""
 
 REPEATS = 5
 
@@ -137,14 +142,24 @@ def usual_sizes(cluster: Cluster, rate_factor: float) -> tuple[int, ...]:
 
     rate_factor: bytes a second here over those of the cluster file.
     """
-    largest = int(cluster.nic_bytes_per_second().min() * rate_factor * LARGE_SECONDS)
-    return (*SMALL_SIZES, *(max(size, 4 * BURST_BYTES) for size in (largest // 2, largest)))
+    largest = _large_bytes(cluster, rate_factor, LARGE_SECONDS)
+    return (*SMALL_SIZES, max(largest // 2, 4 * BURST_BYTES), largest)
 
 
-def brief_sizes(cluster: Cluster, rate_factor: float) -> tuple[int, ...]:
+def brief_sizes(
+    cluster: Cluster, rate_factor: float, room_bytes: int = ROOM_BYTES
+) -> tuple[int, ...]:
     """One small and one large size, for a probe of a few seconds."""
-    large = int(cluster.nic_bytes_per_second().min() * rate_factor * BRIEF_SECONDS)
-    return SMALL_SIZES[0], max(4 * BURST_BYTES, large)
+    return SMALL_SIZES[0], _large_bytes(cluster, rate_factor, BRIEF_SECONDS, room_bytes)
+
+
+def _large_bytes(
+    cluster: Cluster, rate_factor: float, seconds: float, room_bytes: int = ROOM_BYTES
+) -> int:
+    """What the slowest NIC carries in so many seconds, and more than a shaper's burst; as far as a
+    rank that receives from all others has room for it."""
+    carried = int(cluster.nic_bytes_per_second().min() * rate_factor * seconds)
+    return min(max(carried, 4 * BURST_BYTES), room_bytes // (cluster.world_size - 1))
 
 
 def timing_pool(launcher: Launcher, workload: Workload) -> ProcessPool:

@@ -23,6 +23,9 @@ SHORT_OF_CORES = "short of cores"
 """In a testbed's description, where a rank has fewer cores of this machine than hosts have for each
 GPU (`scales.CORES_A_RANK`)."""
 
+UNSHAPED = "unshaped links"
+"""In the description of a launcher whose links run at whatever speed this machine has."""
+
 GPU_BY_MPS = "share a GPU by CUDA MPS"
 GPU_IN_TURNS = "share a GPU in turns"
 """In the description of a pool whose ranks share a GPU."""

@@ -350,10 +350,8 @@ def _attach_fully_shard(
         fully_shard.apply_fully_shard(copied, units, sharding, meshes, encoding)
         fully_shard.take_parts(copied, before, meshes[sharding.shard_ranks])
     after = fully_shard.named_values(copied)
-    undone = [fully_shard.retarget(optimizer, before, after) for optimizer in optimizers]
-    if running is not None and (max_norm := running.max_grad_norm):
-        undone += [clip_before_step(copied, each, max_norm).remove for each in optimizers]
     alive = weakref.ref(copied)
+    undone: list[Callable[[], None]] = []
 
     def abandon() -> None:
         attached.model = model
@@ -367,5 +365,13 @@ def _attach_fully_shard(
             raise _held_by_step("the copy that was sharded cannot be freed")
 
     attached = TrialAttachment(copied, detach, abandon)
+    try:
+        for optimizer in optimizers:
+            undone.append(fully_shard.retarget(optimizer, before, after))  # noqa: PERF401  # kept where one fails
+    except BaseException:  # the others train the model's own values again
+        abandon()
+        raise
+    if running is not None and (max_norm := running.max_grad_norm):
+        undone += [clip_before_step(copied, each, max_norm).remove for each in optimizers]
     del copied, units, after  # the attachment alone holds them
     return attached

@@ -1,7 +1,7 @@
 """Evaluates simulators on measured domains; prints one table, and nothing is measured.
 
     python -m benchmarks.evaluation.evaluate [datasets/runtimes] [--simulators process gat ...]
-        [--seeds 12] [--domains "vgg16, example-4x1-40gbe" ...] [--by-domain] [--published]
+        [--seeds 12] [--domains "vgg16, example-4x1-40gbe" ...] [--published]
 
 Each simulator stands there twice: with what other domains taught it and without. Picks are ranked
 before a domain's first trial, after 12 and after 20 (`pick_scores`); searches are replayed without
@@ -57,7 +57,6 @@ QUICK = ("timeline", "linear", "process")
 """The others take hours."""
 REPLAYED = {"12": 12, "20": 20}
 """Trials after which a replayed search is looked at, by what the table says."""
-BEST = "best on other models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,6 @@ class DomainScores:
     were picked. behind f64[seeds, trials]: of replays; empty where few strategies were measured.
     """
 
-    domain: str
-    graph: str
     picks: dict[str, PickScores]
     behind: F64
 
@@ -105,7 +102,7 @@ def score(
     """is_taught: by the other pools."""
     known, others = (others_of(pool, pools, same) if is_taught else [] for same in (True, False))
     picks, behind = score_picks(pool, simulator(known)), replays(pool, simulator, others, seeds)
-    return DomainScores(pool.name, pool.graph, picks, behind)
+    return DomainScores(picks, behind)
 
 
 def perfect(pool: MeasuredPool, seeds: int) -> DomainScores:
@@ -121,7 +118,7 @@ def perfect(pool: MeasuredPool, seeds: int) -> DomainScores:
         return labels[asked], np.zeros(len(asked))
 
     behind = replays(pool, lambda known: knows, [], seeds)
-    return DomainScores(pool.name, pool.graph, picks, behind)
+    return DomainScores(picks, behind)
 
 
 def replays(
@@ -133,22 +130,6 @@ def replays(
         return np.empty((0, trials))
     predictor = simulator(known)
     return np.array([replay(pool, predictor, trials, seed) for seed in range(seeds)])
-
-
-def chosen_elsewhere(rows: Sequence[Sequence[DomainScores]], words: str) -> list[DomainScores]:
-    """For each domain the scores of the simulator that ranks the picks of other models' domains
-    best, knowing what `words` say: no simulator is chosen by the domain it is reported on.
-
-    rows: of each simulator, in the order of the domains.
-    """
-    found = []
-    for number, own in enumerate(rows[0]):
-        taus = [
-            np.mean([s.picks[words].kendall for s in row if s.picks and s.graph != own.graph])
-            for row in rows
-        ]
-        found.append(rows[int(np.argmax(taus))][number])
-    return found
 
 
 def table_lines(name: str, known: str, scores: Sequence[DomainScores]) -> list[str]:
@@ -171,43 +152,21 @@ def _replayed(scores: Sequence[DomainScores], trials: int) -> str:
     return f"{100 * np.mean(means):.2f} ± {100 * error:.2f} % | {100 * max(means):.2f} %"
 
 
-def domain_lines(name: str, known: str, scores: Sequence[DomainScores]) -> list[str]:
-    """Of one simulator, a line for each domain."""
-    lines = []
-    for each in scores:
-        taus = " | ".join(f"{s.kendall:.2f}" for s in each.picks.values())
-        behind = [each.behind[:, n - 1] for n in REPLAYED.values()]
-        ends = " | ".join(f"{100 * np.mean(b):.2f} %" if len(b) else "" for b in behind)
-        lines.append(f"| {name} | {known} | {each.domain} | {taus} | {ends} |")
-    return lines
-
-
 def evaluate(
     pools: Sequence[MeasuredPool],
     asked: Sequence[MeasuredPool],
     names: Sequence[str],
     seeds: int,
-    by_domain: bool = False,
 ) -> None:
     """Print the table; a row stands there as soon as it is known."""
     replayed = ("replay's answer behind the best", "worst domain")
     columns = ("simulator", "other domains", "trials", *PICK_COLUMNS, *replayed)
     print_head(*columns)
-    rows: list[list[DomainScores]] = []
-    details: list[str] = []
     for name in names:
         for is_taught in (True, False) if name != "timeline" else (False,):
             scores = [score(pool, pools, SIMULATORS[name], is_taught, seeds) for pool in asked]
             known = "yes" if is_taught else "no"
             print("\n".join(table_lines(name, known, scores)), flush=True)
-            details += domain_lines(name, known, scores)
-            rows.append(scores)
-    known_by: dict[str, PickScores] = next((each.picks for each in rows[0] if each.picks), {})
-    for words in known_by if len(rows) > 1 else ():
-        lines = table_lines(BEST, "", chosen_elsewhere(rows, words))
-        print("\n".join(line for line in lines if f"| {words} |" in line))
-    for line in details if by_domain else ():
-        print(line)
     print("\n".join(table_lines("perfect predictor", "", [perfect(p, seeds) for p in asked])))
 
 
@@ -217,7 +176,6 @@ def main() -> None:
     parser.add_argument("--simulators", nargs="+", choices=SIMULATORS, default=list(QUICK))
     parser.add_argument("--domains", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--seeds", type=int, default=12, help="of the replays; 0: none")
-    parser.add_argument("--by-domain", action="store_true", help="a line for each domain as well")
     parser.add_argument(
         "--published", action="store_true", help="networks alone, by AutoSync's settings, as well"
     )
@@ -228,7 +186,7 @@ def main() -> None:
         parser.error(f"no domain {min(missing)!r}; there are {'; '.join(sorted(known))}")
     asked = [pool for pool in pools if not given.domains or pool.name in given.domains]
     names = [*given.simulators, *(n for n in SIMULATORS if given.published and "published" in n)]
-    evaluate(pools, asked, list(dict.fromkeys(names)), given.seeds, given.by_domain)
+    evaluate(pools, asked, list(dict.fromkeys(names)), given.seeds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Random faults, one trial after another, against the whole path: queue, store, pool, testbed.
 
-python -m benchmarks.faults.soak [--faults 200] [--kind oom] [--seed 1] [--ranks 2] [--json FILE]
+python -m benchmarks.faults.soak [--faults 200] [--seed 1] [--ranks 2]
 
 Every fault is a trial of one tuning in a database of its own, followed by a trial without a fault.
 One process measures (`benchmarks.faults.soak_launcher`); this one kills it where the fault is the
@@ -18,8 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from autosync.search.designs import known_designs
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import Candidate, Proposal
 from benchmarks.faults.soak_launcher import LAUNCHER, LINK, PLAIN, REFUSED, claim_anew
-from benchmarks.output import option_parser, write_json
+from benchmarks.output import option_parser
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 EXPECTED = {
@@ -98,17 +97,15 @@ class FaultCounts:
         return not (self.reasons or self.lost or self.doubled or self.left or self.next_failed)
 
 
-def soak(
-    faults: int, seed: int, ranks: int, folder: Path, kinds: Sequence[str] = tuple(EXPECTED)
-) -> list[FaultCounts]:
-    """Run the faults, as many of each of the kinds.
+def soak(faults: int, seed: int, ranks: int, folder: Path) -> list[FaultCounts]:
+    """Run the faults, as many of each kind.
 
     Raises:
         SystemExit: a launcher ended by itself before its work was done.
     """
     url = f"sqlite:///{folder / 'soak.db'}"
     migrate(url)
-    keys = drawn_keys(faults, seed, ranks, kinds)
+    keys = drawn_keys(faults, seed, ranks)
     tuning_id = prepare(url, keys, seed, ranks)
     heard = Heard()
     while len(heard.returned) < len(keys):
@@ -116,13 +113,13 @@ def soak(
         last = run_launcher(url, tuning_id, token, heard)
         heard.left[last] += left_behind(token)
     recorded = Counter(recorded_keys(url))
-    return [row_of(kind, keys, heard, recorded) for kind in kinds]
+    return [row_of(kind, keys, heard, recorded) for kind in EXPECTED]
 
 
-def drawn_keys(faults: int, seed: int, ranks: int, of_kinds: Sequence[str]) -> list[str]:
+def drawn_keys(faults: int, seed: int, ranks: int) -> list[str]:
     """`NUMBER/FAULT:RANK`, every kind equally often, each followed by `NUMBER/plain`."""
     rng = random.Random(seed)
-    kinds = list(islice(cycle(of_kinds), faults))
+    kinds = list(islice(cycle(EXPECTED), faults))
     rng.shuffle(kinds)
     return [
         key
@@ -170,9 +167,6 @@ def run_launcher(url: str, tuning_id: str, token: str, heard: Heard) -> str:
                 killed = True
                 heard.killed.append(key)
                 heard.named[key] = "launcher killed"
-            elif key := report.get("named", ""):
-                heard.named[key] = report["kind"]
-                heard.reasons[key] = report["reason"]
             else:
                 key = report["returned"]
                 heard.named.setdefault(key, report["kind"])
@@ -250,19 +244,15 @@ def show(rows: list[FaultCounts]) -> None:
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--faults", type=int, default=200)
-    parser.add_argument("--kind", choices=EXPECTED, action="append", help="only these faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table here")
     given = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="autosync-soak-") as folder:
-        kinds = given.kind or tuple(EXPECTED)
-        rows = soak(given.faults, given.seed, given.ranks, Path(folder), kinds)
+        rows = soak(given.faults, given.seed, given.ranks, Path(folder))
     print(file=sys.stderr)
     show(rows)
     print(f"{given.faults} faults, seed {given.seed}, {time.monotonic() - begun:.0f} s")
-    write_json(given.json, [asdict(row) for row in rows])
     sys.exit(0 if all(row.sound for row in rows) else 1)
 
 

@@ -1,12 +1,12 @@
 """A small real model on two ranks of two speeds behind two bandwidths: plain replicas, proportional
 ones, and a placement, measured and predicted.
 
-python -m benchmarks.placement.measured_placement [--iterations 20] [--rounds 3]
+python -m benchmarks.placement.measured_placement
 
 Ranks are processes in network namespaces with shaped links. Values, gradients and messages are real
 ones; ranks sleep in place of computing, so many seconds a sample and layer, times the rank's
-slowdown. A rank's samples are as many as its share. Rounds are interleaved; their spread is the
-largest less the smallest, as a share of the median.
+slowdown. A rank's samples are as many as its share. Rounds are interleaved; a figure is the median
+round of the slowest rank's median iteration, with the least and the most of the rounds.
 """
 
 import argparse
@@ -51,7 +51,7 @@ LAYER_SECONDS = 0.4e-3
 """Forward, of one sample and layer, on a rank of no slowdown; twice that backward."""
 SLOWDOWNS = (1.0, 3.0)
 GBPS = (0.4, 0.2)
-WARMUP = 3
+WARMUP, ITERATIONS, ROUNDS = 3, 20, 3
 ROOT = Path(__file__).parents[2]
 
 
@@ -127,7 +127,7 @@ def domain() -> Domain:
 
 
 def strategies_of(where: Domain) -> dict[str, Strategy]:
-    """With what the timeline predicts of each, printed."""
+    """By name."""
     even = known_designs.all_reduce_5mb(where)
     layouts = replica_layouts(where, Space(uneven_shares=True))
     fair = replace(even, replicas=layouts[-1])
@@ -140,7 +140,7 @@ def strategies_of(where: Domain) -> dict[str, Strategy]:
     }
 
 
-def run_rank(rank: int, folder: Path, iterations: int) -> None:
+def run_rank(rank: int, folder: Path) -> None:
     """Prints seconds of each iteration, as JSON."""
     os.environ |= {"GLOO_SOCKET_IFNAME": "eth0", "AUTOSYNC_HOST": f"host{rank}"}
     os.environ["SLOWDOWN"] = str(SLOWDOWNS[rank])
@@ -154,7 +154,7 @@ def run_rank(rank: int, folder: Path, iterations: int) -> None:
     rows = round(shipped.plan.shares[rank] * BATCH * len(SLOWDOWNS))
     generator = torch.Generator().manual_seed(rank)
     seconds = []
-    for _ in range(WARMUP + iterations):
+    for _ in range(WARMUP + ITERATIONS):
         x = torch.randn(rows, WIDTH, generator=generator)
         started = time.monotonic()
         optimizer.zero_grad()
@@ -169,13 +169,13 @@ def run_rank(rank: int, folder: Path, iterations: int) -> None:
 
 
 def measured(
-    prefix: Callable[[int], tuple[str, ...]], strategy: Strategy, where: Domain, iterations: int
+    prefix: Callable[[int], tuple[str, ...]], strategy: Strategy, where: Domain
 ) -> tuple[float, list[int]]:
     """The median iteration of the slowest rank, and the elements that each rank holds."""
     with tempfile.TemporaryDirectory() as folder:
         save_bundle(make_bundle(strategy, where), Path(folder) / "bundle.json")
         command = [sys.executable, "-m", "benchmarks.placement.measured_placement"]
-        command += ["--folder", folder, "--iterations", str(iterations)]
+        command += ["--folder", folder]
         ranks = [
             subprocess.Popen(
                 [*prefix(rank), *command, "--rank", str(rank)],
@@ -191,13 +191,11 @@ def measured(
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is not None:
-        run_rank(given.rank, given.folder, given.iterations)
+        run_rank(given.rank, given.folder)
         return
     where = domain()
     strategies = strategies_of(where)
@@ -206,11 +204,9 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in strategies}
     elements: dict[str, list[int]] = {}
     try:
-        for _ in range(given.rounds):
+        for _ in range(ROUNDS):
             for name, strategy in strategies.items():
-                seconds, elements[name] = measured(
-                    testbed.prefix, strategy, where, given.iterations
-                )
+                seconds, elements[name] = measured(testbed.prefix, strategy, where)
                 found[name].append(seconds)
     finally:
         namespaces.down(testbed)

@@ -2,7 +2,7 @@
 replicas by servers and by all-reduce, the search without placements, and placements.
 
 python -m benchmarks.placement.predicted_placement [--cluster NAME] [--models NAME ...]
-    [--evaluations N] [--seeds N] [--missing SHARE]
+    [--missing SHARE]
 
 Predictions only, in milliseconds an iteration. Compute is a roofline of a V100's, every replica has
 the model's usual batch at an even share, the optimizer is Adam. Proposers begin from the best
@@ -45,6 +45,8 @@ from benchmarks.output import option_parser, print_head
 MODELS = ("vgg19", "resnet200", "inception_v3", "mobilenet_v2", "transformer", "bert_large")
 UNEVEN = Space(uneven_shares=True)
 SAMPLES = 2048
+EVALUATIONS, SEEDS = 256, 2
+"""Of each proposer."""
 COLUMNS = (
     *("model", "EV-PS", "EV-AR", "CP-PS", "CP-AR", "search without", "base"),
     *("greedy", "prior", "policy", "fastest in its order", "FIFO"),
@@ -113,7 +115,7 @@ def _text(found: EvaluatedPlacement) -> str:
     return f"{found.step_seconds * 1e3:.1f}" if found.fits else f"lacks {found.excess:.1%}"
 
 
-def compare(domain: Domain, budget: int, seeds: int) -> tuple[list[str], dict[str, float]]:
+def compare(domain: Domain) -> tuple[list[str], dict[str, float]]:
     """The row of the table, and CPU seconds of each proposer."""
     evaluator = PlacementEvaluator(domain, TimelineSimulator())
     row = [[each] for each in evaluator.evaluate(baselines(domain))]
@@ -122,17 +124,17 @@ def compare(domain: Domain, budget: int, seeds: int) -> tuple[list[str], dict[st
 
     def learned(seed: int, rate: float) -> EvaluatedPlacement:
         settings = PolicySettings(seed=seed, learning_rate=rate)
-        return learned_placement(evaluator, base.strategy, budget, settings)
+        return learned_placement(evaluator, base.strategy, EVALUATIONS, settings)
 
     proposers: dict[str, Callable[[int], EvaluatedPlacement]] = {
-        "greedy": lambda seed: place_greedily(evaluator, base.strategy, budget),
+        "greedy": lambda seed: place_greedily(evaluator, base.strategy, EVALUATIONS),
         "prior": lambda seed: learned(seed, 0.0),
         "policy": lambda seed: learned(seed, PolicySettings().learning_rate),
     }
     spent = {}
     for name, propose in proposers.items():
         started = time.process_time()
-        runs = range(1 if name == "greedy" else seeds)
+        runs = range(1 if name == "greedy" else SEEDS)
         row.append([propose(seed) for seed in runs])
         spent[name] = (time.process_time() - started) / len(runs)
     fastest = min((each for found in row for each in found), key=lambda each: each.rank)
@@ -147,15 +149,13 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--cluster", default="heterog-12-gpus")
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--evaluations", type=int, default=256)
-    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--missing", type=float)
     given = parser.parse_args()
     torch.set_num_threads(1)
     print_head(*COLUMNS)
     for model in given.models:
         domain = domain_of(model, given.cluster, given.missing)
-        row, spent = compare(domain, given.evaluations, given.seeds)
+        row, spent = compare(domain)
         seconds = ", ".join(f"{name} {each:.1f}" for name, each in spent.items())
         print(f"| {model} | {' | '.join(row)} |  <!-- CPU seconds: {seconds} -->", flush=True)
 

@@ -4,7 +4,7 @@ other numbers of nodes.
     python -m benchmarks.published.gloo_messages
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -104,13 +104,6 @@ def error_share(row: GlooMessage, seconds: float) -> float:
     return abs(seconds / row.seconds - 1.0)
 
 
-def _print_errors(title: str, found: dict[GlooMessage, float], of: Callable[..., object]) -> None:
-    print(title)
-    for key in sorted({of(row) for row in found}, key=str):
-        errors = [error_share(row, each) for row, each in found.items() if of(row) == key]
-        print(f"  {key}: median {median(errors):.1%}, largest {max(errors):.1%} of {len(errors)}")
-
-
 def main() -> None:
     rows = gloo_messages()
     found = left_out_seconds(rows)
@@ -125,8 +118,11 @@ def main() -> None:
     for ranks in sorted({row.ranks for row in rows}):
         others = [row for row in rows if row.ranks != ranks]
         print(f"  without {ranks} ranks: {waits_per_segment(others):.3f}")
-    _print_errors("errors by operation, scale left out:", found, lambda row: row.operation)
-    _print_errors("errors by ranks, left out:", found, lambda row: row.ranks)
+    print("errors by operation, each number of ranks left out of the fit:")
+    for operation in OPERATIONS:
+        errors = [error_share(row, s) for row, s in found.items() if row.operation == operation]
+        worst = f"largest {max(errors):.1%} of {len(errors)}"
+        print(f"  {operation}: median {median(errors):.1%}, {worst}")
 
 
 if __name__ == "__main__":

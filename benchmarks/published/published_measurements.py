@@ -56,9 +56,8 @@ class PublishedRow:
         return f"rtx-2080-ti-{nodes}x4-{NETWORKS[self.network]}{servers}"
 
 
-def read_rows(name: str = "ddl_benchmarks_2020.csv") -> list[PublishedRow]:
-    """The rows of a table in datasets/measurements."""
-    return [_row(record) for record in measurements(name)]
+def read_rows() -> list[PublishedRow]:
+    return [_row(record) for record in measurements("ddl_benchmarks_2020.csv")]
 
 
 def _row(record: dict[str, str]) -> PublishedRow:

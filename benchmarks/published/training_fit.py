@@ -1,31 +1,12 @@
-"""What replication adds to compute, fitted to published training runs: forms, and their errors on
-systems that were left out of the fit."""
+"""What replication adds to compute, fitted to published training runs, and errors of runs that were
+left out of the fit: one share where there are several GPUs, and one for each doubling of nodes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
-Form = Callable[[F64, F64, F64], F64]
-"""Of parameters, GPUs and GPUs of a node: the share by which compute takes longer."""
-
-
-def _several(gpus: F64) -> F64:
-    return (gpus > 1).astype(np.float64)
-
-
-def _nodes(gpus: F64, each: F64) -> F64:
-    return np.maximum(gpus / np.maximum(each, 1.0), 1.0)
-
-
-FORMS: dict[str, tuple[int, Form]] = {
-    "nothing": (0, lambda p, gpus, each: np.zeros_like(gpus)),
-    "several, doublings of nodes": (
-        2, lambda p, gpus, each: p[0] * _several(gpus) + p[1] * np.log2(_nodes(gpus, each))
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +24,40 @@ class FitRows:
         return FitRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
 
 
-def errors_at(rows: FitRows, form: str, parameters: F64) -> F64:
+def added(shares: F64, gpus: F64, gpus_per_node: F64) -> F64:
+    """By which share compute takes longer, `(n,)`. shares `(2,)`: where there are several GPUs, and
+    for each doubling of nodes."""
+    nodes = np.maximum(gpus / np.maximum(gpus_per_node, 1.0), 1.0)
+    result: F64 = shares[0] * (gpus > 1) + shares[1] * np.log2(nodes)
+    return result
+
+
+def errors_at(rows: FitRows, shares: F64) -> F64:
     """Relative errors left, `(n,)`. Compute is nearly all of these runs, so that what is added to
     it is added to them."""
-    shares = FORMS[form][1]
-    more = 1.0 + shares(parameters, rows.gpus, rows.gpus_per_node)
-    before = 1.0 + shares(parameters, rows.base_gpus, rows.gpus_per_node)
+    more = 1.0 + added(shares, rows.gpus, rows.gpus_per_node)
+    before = 1.0 + added(shares, rows.base_gpus, rows.gpus_per_node)
     result: F64 = (1.0 + rows.errors) * before / more - 1.0
     return result
 
 
-def fitted(rows: FitRows, form: str) -> F64:
-    """The parameters of the least mean absolute error, none negative."""
+def fitted(rows: FitRows) -> F64:
+    """The shares `(2,)` of the least mean absolute error, none negative."""
     from scipy.optimize import minimize
 
-    count = FORMS[form][0]
-    if not count:
-        return np.zeros(0)
+    def loss(shares: F64) -> float:
+        return float(np.abs(errors_at(rows, np.maximum(shares, 0.0))).mean())
 
-    def loss(parameters: F64) -> float:
-        return float(np.abs(errors_at(rows, form, np.maximum(parameters, 0.0))).mean())
-
-    starts = (np.full(count, value) for value in (0.002, 0.01, 0.03))
+    starts = (np.full(2, value) for value in (0.002, 0.01, 0.03))
     found = [minimize(loss, start, method="Nelder-Mead") for start in starts]
     best: F64 = np.maximum(min(found, key=lambda each: each.fun).x, 0.0)
     return best
 
 
-def left_out_errors(rows: FitRows, form: str) -> F64:
-    """Of each run at parameters that its group had no part in, `(n,)`."""
+def left_out_errors(rows: FitRows) -> F64:
+    """Of each run at shares that its group had no part in, `(n,)`."""
     errors = np.empty(len(rows.errors))
     for group in np.unique(rows.group):
         its = rows.group == group
-        errors[its] = errors_at(rows.take(its), form, fitted(rows.take(~its), form))
+        errors[its] = errors_at(rows.take(its), fitted(rows.take(~its)))
     return errors

@@ -1,11 +1,11 @@
 """Predicts published training runs from the smallest run of the same model, batch and system.
 
-python -m benchmarks.published.training_rows [--rows] [--series TEXT] [--left-out system model gpus]
+python -m benchmarks.published.training_rows [--rows] [--left-out system model gpus]
 
 The smallest run of a series says what a device computes; the others are predicted from it. Prints
 errors by system, model and scale, and how many rows lie in their interval. --rows: every row as
-well. --left-out: what replication adds to compute, in several forms, fitted without all runs of one
-system, model or number of GPUs at a time.
+well. --left-out: what replication adds to compute, fitted without all runs of one system, model or
+number of GPUs at a time.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ from autosync.simulator.sharded_strategy import fully_sharded
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from benchmarks.output import option_parser
-from benchmarks.published.training_fit import FORMS, FitRows, fitted, left_out_errors
+from benchmarks.published.training_fit import FitRows, fitted, left_out_errors
 from benchmarks.published.training_systems import (
     TrainingRow,
     cluster_of,
@@ -135,7 +135,7 @@ def _group(row: TrainingRow, by: str) -> str:
 
 
 def print_left_out(rows: list[TrainingRow], by: str) -> None:
-    """Errors of forms of what replication adds, by what is left out of their fit."""
+    """Errors without what replication adds, and with it by what is left out of its fit."""
     found = predictions(rows, replace(REPLICATION, replica_share=0.0, doubling_share=0.0))
     given = FitRows(
         np.array([each.row.gpus for each in found], dtype=np.float64),
@@ -144,12 +144,14 @@ def print_left_out(rows: list[TrainingRow], by: str) -> None:
         np.array([each.error for each in found]),
         np.array([_group(each.row, by) for each in found]),
     )
-    for form in FORMS:
-        wrong, own = np.abs(left_out_errors(given, form)), fitted(given, form)
+    of_each = {"without that term": given.errors, f"without each {by}": left_out_errors(given)}
+    for title, errors in of_each.items():
+        wrong = np.abs(errors)
         print(
-            f"without each {by}, {form}: mean {wrong.mean():.1%}, median {np.median(wrong):.1%}, "
-            f"worst decile {np.quantile(wrong, 0.9):.1%}; of all {np.round(own, 4).tolist()}"
+            f"{title}: mean {wrong.mean():.1%}, median {np.median(wrong):.1%}, "
+            f"worst decile {np.quantile(wrong, 0.9):.1%}"
         )
+    print(f"shares fitted to all: {np.round(fitted(given), 4).tolist()}")
 
 
 def print_errors(title: str, found: list[PredictedRow]) -> None:
@@ -164,10 +166,9 @@ def print_errors(title: str, found: list[PredictedRow]) -> None:
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--rows", action="store_true")
-    parser.add_argument("--series", default="", help="of which systems, models or engines")
     parser.add_argument("--left-out", nargs="+", default=(), choices=("system", "model", "gpus"))
     given = parser.parse_args()
-    rows = [row for row in read_training_rows() if given.series.lower() in str(row.series).lower()]
+    rows = read_training_rows()
     found = predictions(rows)
     if given.rows:
         for each in found:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
-from autosync.cluster import Cluster, Device, Node
+from autosync.cluster import Cluster, Device, Node, Transport
+from autosync.cluster.link_rates import RDMA_SHARE
 from autosync.graph import DType, ModelGraph, Operation, Variable
 from autosync.models import bundled
 from benchmarks.output import measurements
@@ -48,10 +49,9 @@ class System:
     gpus: int
     nics: int
     nic_gbps: float
-    transport: str
+    transport: Transport
     link_gbps: float
     nvswitch: bool = True
-    nccl_version: str = ""
 
 
 SYSTEMS = {
@@ -70,10 +70,7 @@ CUBE_MESH = {2: 1 / 3, 4: 2 / 3}
 """Of its six NVLinks a V100 of a DGX-1 has two to its nearest neighbour, and four to the three GPUs
 of its half (white paper)."""
 
-MODELS: dict[str, tuple[str, int]] = {
-    "BERT-large pretraining": ("bert_large", 0),
-    "ResNet-50 v1.5": ("resnet50", 0),
-}
+MODELS = {"BERT-large pretraining": "bert_large", "ResNet-50 v1.5": "resnet50"}
 """Bundled graphs of the models, by name."""
 
 MPT_SHAPES = {
@@ -88,13 +85,10 @@ VOCABULARY = 50368
 SEQUENCES = {"Transformer-XL base": 192}
 """Tokens of a sample where the table has none (NVIDIA's example, --tgt_len)."""
 
-PURE_16_BIT = {"bf16": "bfloat16"}
-"""Precisions under which gradients travel in 16 bits (Composer's PURE); also apex O2's."""
 
-
-def read_training_rows(name: str = "training.csv") -> list[TrainingRow]:
+def read_training_rows() -> list[TrainingRow]:
     """Rows of systems and models that this module knows, with a stated batch."""
-    found = [_row(record) for record in measurements(name) if _known(record)]
+    found = [_row(record) for record in measurements("training.csv") if _known(record)]
     return [row for row in found if row is not None]
 
 
@@ -147,14 +141,13 @@ def cluster_of(row_system: str, gpus: int) -> Cluster:
     assert system is not None
     each, nodes = min(gpus, system.gpus), ceil(gpus / system.gpus)
     meshed = 1.0 if system.nvswitch else CUBE_MESH.get(each, 1.0)
-    share = 0.956 if system.transport == "tcp" else 0.97
     return Cluster(
         f"{row_system}, {gpus} GPUs",
         tuple(
             Node(
                 f"10.{i // 62500}.{i // 250 % 250}.{i % 250 + 1}",
                 (Device(system.gpu, each),),
-                bandwidth_gbps=system.nics * system.nic_gbps * share,
+                bandwidth_gbps=system.nics * system.nic_gbps * RDMA_SHARE,
                 intra_bandwidth_gbps=system.link_gbps * meshed,
                 latency_us=5.0,
                 nics=system.nics,
@@ -165,8 +158,7 @@ def cluster_of(row_system: str, gpus: int) -> Cluster:
             for i in range(nodes)
         ),
         backend="nccl",
-        transport=system.transport,  # type: ignore[arg-type]  # one of those a cluster names
-        nccl_version=system.nccl_version,
+        transport=system.transport,
     )
 
 
@@ -174,7 +166,7 @@ def cluster_of(row_system: str, gpus: int) -> Cluster:
 def graph_of(model: str, batch_size: int, sequence: int, precision: str, engine: str) -> ModelGraph:
     """The model's graph, with gradients of the type in which the engine sends them."""
     if model in MODELS:
-        graph = bundled(MODELS[model][0], batch_size)
+        graph = bundled(MODELS[model], batch_size)
     else:
         graph = decoder(model, *MPT_SHAPES[model], batch_size, sequence)
     dtype = gradient_dtype(precision, engine)

@@ -1,7 +1,7 @@
 """Regions of a compiled model, of several sizes, beside torch's DDP: seconds an iteration on two
 gloo ranks of this machine.
 
-python -m benchmarks.runtime.compiled_regions [--blocks 8] [--width 512] [--rounds 15]
+python -m benchmarks.runtime.compiled_regions [--rounds 15]
 
 DDP trains the model eager, and compiled in each way that torch has (`compiled_ddp`): as one region,
 by DDPOptimizer, by compiled autograd. Plans have buckets of the same bytes. The ways take turns in
@@ -30,6 +30,7 @@ from benchmarks.runtime.compiled_ddp import Training, compiled_trainings, not_at
 from tests.autosync.runtime.cases import domain
 
 BATCH, WORDS = 4, 32
+BLOCKS, WIDTH = 8, 512
 BUCKETS = 4
 ITERATIONS = 5
 COMPILING = 3
@@ -41,11 +42,11 @@ EAGER_DDP = "DDP, eager"
 class Block(nn.Module):
     """As one of a transformer, with pointwise operations that a compiler fuses."""
 
-    def __init__(self, width: int):
+    def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.wide = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.norm(x)))) * 0.5
@@ -53,9 +54,9 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    def __init__(self, blocks: int, width: int):
+    def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -63,18 +64,16 @@ class Blocks(nn.Module):
         return x
 
 
-def region_sizes(blocks: int) -> list[int]:
-    """1, 2, 4, ... blocks, and all."""
-    return sorted({*(1 << bit for bit in range(blocks.bit_length()) if 1 << bit < blocks), blocks})
+REGION_SIZES = (1, 2, 4, BLOCKS)
 
 
-def shipped(model: nn.Module, blocks: int, size: int) -> Bundle:
+def shipped(model: nn.Module, size: int) -> Bundle:
     """A plan of fused all-reduces; size: blocks of a region, 0 for an eager model."""
     where = domain(model, dist.get_world_size())
     strategy = all_reduce_fused(where, where.graph.size_bytes // BUCKETS)
     if size:
-        names = [f"blocks.{place}" for place in range(blocks)]
-        regions = tuple(tuple(names[at : at + size]) for at in range(0, blocks, size))
+        names = [f"blocks.{place}" for place in range(BLOCKS)]
+        regions = tuple(tuple(names[at : at + size]) for at in range(0, BLOCKS, size))
         strategy = strategy.carrying(CompiledRegions(regions))
     return make_bundle(strategy, where)
 
@@ -86,7 +85,7 @@ def distributed(network: nn.Module) -> TrialAttachment:
     return TrialAttachment(network, let_go, let_go)
 
 
-def trainings(blocks: int, width: int, inputs: Tensor) -> tuple[dict[str, Training], list[str]]:
+def trainings(inputs: Tensor) -> tuple[dict[str, Training], list[str]]:
     """Of each way after its first iterations, and what is left out and why."""
 
     def loss(network: nn.Module) -> Tensor:
@@ -94,7 +93,7 @@ def trainings(blocks: int, width: int, inputs: Tensor) -> tuple[dict[str, Traini
         return value
 
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = Blocks(blocks, width)
+        model = Blocks()
         return model, torch.optim.SGD(model.parameters(), 1e-3, foreach=True)
 
     def in_ddp(model: nn.Module) -> DistributedDataParallel:
@@ -111,21 +110,21 @@ def trainings(blocks: int, width: int, inputs: Tensor) -> tuple[dict[str, Traini
     found = {EAGER_DDP: plain(not_attached(in_ddp(model)), optimizer)}
     compiled, left_out = compiled_trainings(made, in_ddp, loss, COMPILING)
     found |= compiled
-    for size in (0, *region_sizes(blocks)):
+    for size in (0, *REGION_SIZES):
         model, optimizer = made()
-        network, optimizer = distribute(model, optimizer, shipped(model, blocks, size))
+        network, optimizer = distribute(model, optimizer, shipped(model, size))
         name = f"plan, regions of {size}" if size else "plan, eager"
         found[name] = plain(distributed(network), optimizer)
     return found, [f"{name}: {why}" for name, why in left_out.items()]
 
 
 def measure(
-    rank: int, world: int, device: torch.device, blocks: int, width: int, rounds: int
+    rank: int, world: int, device: torch.device, rounds: int
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Milliseconds an iteration of each way and round, and what is left out and why."""
     warnings.simplefilter("ignore")  # the compiler's own
-    inputs = torch.randn(BATCH, WORDS, width, device=device)
-    made, left_out = trainings(blocks, width, inputs)
+    inputs = torch.randn(BATCH, WORDS, WIDTH, device=device)
+    made, left_out = trainings(inputs)
     found: dict[str, list[float]] = {name: [] for name in made}
     for number in range(rounds):
         for name in in_turn(list(made), number):
@@ -151,12 +150,10 @@ def report(found: dict[str, list[float]], left_out: list[str]) -> None:
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
-    measured = on_ranks(2, "cpu", "gloo", measure, given.blocks, given.width, given.rounds)
-    print(f"{given.blocks} blocks of width {given.width}, two ranks, torch {torch.__version__}")
+    measured = on_ranks(2, "cpu", "gloo", measure, given.rounds)
+    print(f"{BLOCKS} blocks of width {WIDTH}, two ranks, torch {torch.__version__}")
     report(*measured[0])
 
 

@@ -1,6 +1,6 @@
 """How near priority with slices and reduce-scatter/all-gather come to what a ring's bytes allow.
 
-python -m benchmarks.runtime.schedules [--quick] [--json FILE]
+python -m benchmarks.runtime.schedules
 
 rho is the ring all-reduce of the whole model at line rate over compute. The bound is
 the limit over strategies with a ring's bytes: compute, the bytes, and both between each
@@ -13,7 +13,8 @@ from autosync.search.designs.building_blocks import assemble, collective
 from autosync.strategy import AllReduce, ReduceScatter, Schedule, Synchronizer
 from autosync.units import MIB
 from benchmarks.emulated import SCALES, compare, domain_at, ring_bound, ring_seconds
-from benchmarks.measure import Report, Way, arguments, ddp_way
+from benchmarks.measure import Way, ddp_way, print_title
+from benchmarks.output import option_parser
 
 MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base"}
 
@@ -31,7 +32,7 @@ def sliced_way(name: str, domain: Domain, kind: Synchronizer, slice_mib: float) 
     return Way(f"{name}, {slice_mib:g} MiB slices", strategy)
 
 
-def measure(report: Report, model: str, rho: float, rounds: int) -> None:
+def measure(model: str, rho: float) -> None:
     domain, scales = domain_at(model, rho), SCALES[model]
     bound = ring_bound(domain)
     ways = [
@@ -46,17 +47,15 @@ def measure(report: Report, model: str, rho: float, rounds: int) -> None:
         f"ring {ring * 1e3:.1f} ms, bound {bound * 1e3:.1f} ms"
     )
     case = f"{MODELS[model]}, rho = {rho:g}, 4 nodes"
-    compare(report, domain, scales, case, ways, rounds, bound, warmup=1, note=note)
+    compare(domain, scales, case, ways, 4, bound, warmup=1, note=note)
 
 
 def main() -> None:
-    given = arguments(__doc__)
-    report = Report("Priority with slices, and reduce-scatter/all-gather, on 4 nodes")
-    models = ("resnet50",) if given.quick else tuple(MODELS)
-    for model in models:
+    option_parser(__doc__).parse_args()
+    print_title("Priority with slices, and reduce-scatter/all-gather, on 4 nodes")
+    for model in MODELS:
         for rho in (1.0, 2.0):
-            measure(report, model, rho, 2 if given.quick else 4)
-    report.finish(given.json)
+            measure(model, rho)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Seconds from `autosync rank` to its table, each in a new process, in a folder with a database.
 
-    python -m benchmarks.search.cold_rank [--repeats 5] [--proposals 30000]
+    python -m benchmarks.search.cold_rank
 
 The kernels are compiled once a machine (`make install` does it); what is timed is what a user
 waits for at the shell. Beside it stand the seconds of all cores, which other load on the machine
@@ -21,6 +21,7 @@ from autosync.api.db import migrate
 from benchmarks.output import option_parser
 
 ROOT = Path(__file__).resolve().parents[2]
+REPEATS = 5
 
 
 class Taken(NamedTuple):
@@ -29,25 +30,21 @@ class Taken(NamedTuple):
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--proposals", type=int, help="by default the command's own")
-    given = parser.parse_args()
-    options = ["--proposals", str(given.proposals)] if given.proposals else []
+    option_parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         migrate(f"sqlite:///{Path(folder) / 'autosync.db'}")
         for model in ("resnet50", "bert_base"):
-            taken = [rank_seconds(Path(folder), model, options) for _ in range(given.repeats)]
+            taken = [rank_seconds(Path(folder), model) for _ in range(REPEATS)]
             seconds = [each.seconds for each in taken]
             print(
                 f"autosync rank {model} example-4x1: median {median(seconds):.2f} s, "
-                f"{min(seconds):.2f} to {max(seconds):.2f} s over {given.repeats} processes, "
+                f"{min(seconds):.2f} to {max(seconds):.2f} s over {REPEATS} processes, "
                 f"{median(each.core_seconds for each in taken):.2f} core-seconds"
             )
 
 
-def rank_seconds(folder: Path, model: str, options: list[str]) -> Taken:
-    words = ["-m", "autosync.api.cli.main", "rank", model, "example-4x1", *options]
+def rank_seconds(folder: Path, model: str) -> Taken:
+    words = ["-m", "autosync.api.cli.main", "rank", model, "example-4x1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     before, start = _core_seconds(), time.perf_counter()
     subprocess.run(

@@ -1,7 +1,6 @@
 """Memory and seconds that ranking takes by the number of GPUs, up to 16,384.
 
-python -m benchmarks.search.gpu_scale [resnet50 bert_base] [--gpus 8 64 512 1024 ...]
-    [--proposals 30000] [--threads 2] [-o FILE.svg]
+python -m benchmarks.search.gpu_scale [--proposals 30000] [-o FILE.svg]
 
 Nodes of 8 H100 (NVSwitch, eight InfiniBand ports of 400 Gbit/s). Each row is a process of its own:
 memory is its peak above what the imports hold; `first` is what the cluster costs once (compiled
@@ -14,18 +13,17 @@ import resource
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import estimate_profile
-from autosync.search.loop.ranking import CHUNK
 from benchmarks.output import option_parser, print_head, print_row, pyplot, save_svg
 from benchmarks.published.training_systems import cluster_of
-from benchmarks.search.ranking_cost import rank_chunk
+from benchmarks.search.ranking_cost import rank_all, rank_chunk
 
+MODELS = ("resnet50", "bert_base")
 GPUS = (8, 64, 256, 1024, 4096, 16_384)
 STAGES = ("sample", "compile", "timeline")
 """Whose core-seconds a row states."""
@@ -40,7 +38,7 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
-def measured(model: str, gpus: int, proposals: int, threads: int) -> dict[str, Any]:
+def measured(model: str, gpus: int, proposals: int) -> dict[str, Any]:
     """Of this process. A small cluster first, so that compiled code is there."""
     rank_chunk(domain_of(model, 16), 0, 8)
     imports = peak_mb()
@@ -48,21 +46,15 @@ def measured(model: str, gpus: int, proposals: int, threads: int) -> dict[str, A
     began = time.perf_counter()
     rank_chunk(domain, 0, 1)
     first = time.perf_counter() - began
-    starts = range(0, proposals, CHUNK)
-    began = time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
-        chunks = list(
-            pool.map(lambda start: rank_chunk(domain, start, min(CHUNK, proposals - start)), starts)
-        )
-    wall = time.perf_counter() - began
-    stages = {stage: sum(chunk[stage] for chunk in chunks) for stage in STAGES}
+    spent, wall = rank_all(domain, proposals)
+    stages = {stage: spent[stage] for stage in STAGES}
     return {"gpus": gpus, "first": first, "wall": wall, "mb": peak_mb() - imports} | stages
 
 
-def row_of(model: str, gpus: int, given: argparse.Namespace) -> dict[str, Any]:
+def row_of(model: str, gpus: int, proposals: int) -> dict[str, Any]:
     """Measured in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.search.gpu_scale", model, "--only", str(gpus)]
-    command += ["--proposals", str(given.proposals), "--threads", str(given.threads)]
+    command = [sys.executable, "-m", "benchmarks.search.gpu_scale"]
+    command += ["--only", model, str(gpus), "--proposals", str(proposals)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -85,21 +77,19 @@ def draw(rows: dict[str, list[dict[str, Any]]], file: Path) -> None:
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("models", nargs="*", default=["resnet50", "bert_base"])
-    parser.add_argument("--gpus", type=int, nargs="*", default=GPUS)
     parser.add_argument("--proposals", type=int, default=30_000)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
-    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only:
-        print(json.dumps(measured(given.models[0], given.only, given.proposals, given.threads)))
+        model, gpus = given.only
+        print(json.dumps(measured(model, int(gpus), given.proposals)))
         return
     print_head("model", "GPUs", "first, s", "wall, s", *STAGES, "MB")
     rows: dict[str, list[dict[str, Any]]] = {}
-    for model in given.models:
-        for gpus in given.gpus:
-            row = row_of(model, gpus, given)
+    for model in MODELS:
+        for gpus in GPUS:
+            row = row_of(model, gpus, given.proposals)
             rows.setdefault(model, []).append(row)
             stages = [f"{row[stage]:.1f}" for stage in STAGES]
             once = f"{row['first']:.2f}", f"{row['wall']:.1f}"

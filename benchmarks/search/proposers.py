@@ -1,12 +1,8 @@
 """Prints what the timeline predicts of every proposer beside the best of many samples, on the
 domains of the measured dataset, with the sampler's constraints switched on and off.
 
-python -m benchmarks.search.proposers [--samples 2048] [--domains resnet50-4x1 ...]
+python -m benchmarks.search.proposers
 """
-
-import time
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -24,6 +20,7 @@ from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Strategy
 from benchmarks.output import option_parser
 
+SAMPLES, SEEDS = 2048, 3
 BASELINES = ("ps_load_balanced", "horovod")
 """A sample hits where it beats the better one (thesis, figure 8.2)."""
 
@@ -40,66 +37,49 @@ def predicted(domain: Domain, strategies: list[Strategy]) -> list[float]:
     return [float(each) for each in TimelineSimulator().predict(domain, encode(strategies, domain))]
 
 
-def sampled(domain: Domain, space: Space, samples: int, seed: int) -> np.ndarray:
-    return TimelineSimulator().predict(domain, sample(domain, space, 0, samples, seed))
+def sampled(domain: Domain, space: Space, seed: int) -> np.ndarray:
+    return TimelineSimulator().predict(domain, sample(domain, space, 0, SAMPLES, seed))
 
 
-def timed(work: Callable[[], Strategy | None]) -> tuple[Strategy | None, float]:
-    began = time.perf_counter()
-    return work(), time.perf_counter() - began
-
-
-def report(name: str, domain: Domain, samples: int, seeds: int) -> None:
-    designs: dict[str, Strategy] = {}
-    spent: dict[str, float] = {}
-    for design, build in DESIGNS.items():
-        strategy, spent[design] = timed(partial(fitted, domain, Space(), build))
-        if strategy is not None:
-            designs[design] = strategy
+def report(name: str, domain: Domain) -> None:
+    built = {design: fitted(domain, Space(), build) for design, build in DESIGNS.items()}
+    designs = {design: strategy for design, strategy in built.items() if strategy is not None}
     seconds = dict(zip(designs, predicted(domain, list(designs.values())), strict=True))
     promising = sorted((d for d in designs if d != "ddp"), key=seconds.__getitem__)[:RACED]
     for design in promising:
-        found, took = timed(partial(refined, designs[design], domain, Space(), 0))
-        assert found is not None
+        found = refined(designs[design], domain, Space(), 0)
         seconds[f"{design}, refined"] = predicted(domain, [found])[0]
-        spent[f"{design}, refined"] = took
     drawn = {
-        kind: [sampled(domain, space, samples, seed) for seed in range(seeds)]
+        kind: [sampled(domain, space, seed) for seed in range(SEEDS)]
         for kind, space in SPACES.items()
     }
     best = float(np.mean([each.min() for each in drawn["both constraints"]]))
     limit = iteration_limit(domain).seconds
-    print(f"\n{name}: limit {limit * 1e3:.1f} ms; best of {samples} samples {best * 1e3:.1f} ms")
+    print(f"\n{name}: limit {limit * 1e3:.1f} ms; best of {SAMPLES} samples {best * 1e3:.1f} ms")
     for design in sorted(seconds, key=seconds.__getitem__):
         value = seconds[design]
         print(
             f"  {design:36s} {value * 1e3:8.1f} ms  {value / best:6.3f} of the best sample  "
-            f"{limit / value:6.1%} of the limit  made in {spent[design]:5.2f} s"
+            f"{limit / value:6.1%} of the limit"
         )
     baseline = min(seconds[each] for each in BASELINES if each in seconds)
     for kind, population in drawn.items():
         least = [each.min() / best for each in population]
         hits = np.mean([np.mean(each < baseline) for each in population])
         print(
-            f"  {samples} samples, {kind:20s} best {np.mean(least):6.3f} "
+            f"  {SAMPLES} samples, {kind:20s} best {np.mean(least):6.3f} "
             f"({min(least):.3f} to {max(least):.3f}), median "
             f"{np.mean([np.median(each) for each in population]) / best:6.2f}, hit rate {hits:6.1%}"
         )
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--samples", type=int, default=2048)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--domains", nargs="*")
-    arguments = parser.parse_args()
+    option_parser(__doc__).parse_args()
     folder = data_folder("runtimes")
-    known = sorted(file.stem for file in (folder / "targets").glob("*.json"))
-    for name in arguments.domains or known:
-        domain = stored_domain(folder, name)
-        if domain is None:
-            raise SystemExit(f"no domain {name!r}; there are {', '.join(known)}")
-        report(name, domain, arguments.samples, arguments.seeds)
+    for file in sorted((folder / "targets").glob("*.json")):
+        domain = stored_domain(folder, file.stem)
+        assert domain is not None
+        report(file.stem, domain)
 
 
 if __name__ == "__main__":

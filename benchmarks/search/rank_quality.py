@@ -1,6 +1,6 @@
 """What `autosync rank` finds with fewer proposals than 30,000, and how long it takes.
 
-    python -m benchmarks.search.rank_quality [--proposals 30000 8192] [--seeds 3]
+    python -m benchmarks.search.rank_quality
 
 For each domain and number of proposals: the first ten places of the ranking, by the simulator that
 ranks. Figures are over those of 30,000 proposals of the same seed, in per cent: of the first place,
@@ -10,7 +10,6 @@ designs, all proposals by the timeline, the best of them by the simulator.
 """
 
 import time
-from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
@@ -30,7 +29,8 @@ DOMAINS = (
     ("transformer", "example-2x2"),
     ("vgg16", "aws-p3-2xlarge-x4"),
 )
-MANY = 30_000
+MANY, FEWER = 30_000, (16_384, 8_192, 4_096)
+SEEDS = 3
 PLACES = 10
 WORDS = ("first", "tenth", "mean of ten")
 
@@ -38,24 +38,20 @@ F64 = NDArray[np.float64]
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--proposals", type=int, nargs="+", default=[MANY, 16_384, 8_192, 4_096])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--simulator", default="learned")
-    given = parser.parse_args()
+    option_parser(__doc__).parse_args()
     for model, cluster in DOMAINS:
         graph, machines = bundled(model), load_cluster(cluster)
         domain = Domain(graph, machines, estimate_profile(graph, machines.fastest_device_type))
-        report(domain, given.simulator, given.proposals, range(given.seeds))
+        report(domain)
 
 
-def report(domain: Domain, simulator: str, numbers: Sequence[int], seeds: Sequence[int]) -> None:
+def report(domain: Domain) -> None:
     found: dict[int, list[F64]] = {}
     taken: dict[int, list[float]] = {}
-    for seed in seeds:
-        for number in dict.fromkeys((MANY, *numbers)):
+    for seed in range(SEEDS):
+        for number in (MANY, *FEWER):
             began = time.perf_counter()
-            places = first_places(domain, simulator, number, seed)
+            places = first_places(domain, number, seed)
             taken.setdefault(number, []).append(time.perf_counter() - began)
             found.setdefault(number, []).append(places)
     many = np.array(found[MANY])
@@ -70,9 +66,9 @@ def report(domain: Domain, simulator: str, numbers: Sequence[int], seeds: Sequen
         )
 
 
-def first_places(domain: Domain, simulator: str, proposals: int, seed: int) -> F64:
+def first_places(domain: Domain, proposals: int, seed: int) -> F64:
     """Predicted seconds of the first and the tenth place, and the mean of ten, `(3,)`."""
-    predictor = simulator_named(simulator)
+    predictor = simulator_named("learned")
     ranked = best_by_prediction(domain, predictor, proposals, seed, lambda event: None)
     seconds = [candidate.predicted_seconds for candidate in ranked[:PLACES]]
     return np.array([seconds[0], seconds[-1], np.mean(seconds)])

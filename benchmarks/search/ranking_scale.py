@@ -1,12 +1,11 @@
 """What ranking costs on clusters of up to 1,024 devices and models of up to 2,000 variables, and
 how good the best proposal is predicted to be; by simulation alone.
 
-python -m benchmarks.search.ranking_scale [--proposals 256] [--devices 8 64 512 ...]
-    [--variables 50 200 ...] [--no-papers] [-o FILE.svg]
+python -m benchmarks.search.ranking_scale [-o FILE.svg]
 
-Seconds are of one core for so many proposals, by stage; `first` is what a cluster and a model cost
+Seconds are of one core for 256 proposals, by stage; `first` is what a cluster and a model cost
 once (compiled tables, the network, the limit). Then the limit over the best proposal's seconds in
-the timeline, and how many times as fast as DDP it is. Last the clusters A1 to B12 of the AutoSync
+the timeline, and how many times as fast as DDP it is. Clusters A1 to B12 are those of the AutoSync
 supplement. The drawing shows both by devices and by variables.
 
 The model is a chain of variables of mixed sizes, 400 MB in all; nodes have 8 devices, 100 Gbit/s
@@ -17,7 +16,6 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +38,7 @@ RHO = 1.5
 DEVICES = (8, 16, 32, 64, 128, 256, 512, 1024)
 VARIABLES = (50, 100, 200, 500, 1000, 2000)
 USUAL_DEVICES, USUAL_VARIABLES = 32, 200
-CHUNK = 256
+PROPOSALS = 256
 STAGES = ("sample", "compile", "timeline")
 
 PAPER_CLUSTERS = {
@@ -65,22 +63,17 @@ PAPER_MODELS = ("vgg16", "bert_base")
 
 @dataclass(frozen=True, slots=True)
 class ScaleRow:
-    """seconds: of one core, by stage, for all proposals; first_seconds: once. of_limit, over_ddp:
-    of the best proposal, in the timeline."""
+    """seconds: of one core, by stage; first_seconds: once. of_limit, over_ddp: of the best
+    proposal, in the timeline."""
 
     name: str
     devices: int
     variables: int
-    proposals: int
     first_seconds: float
     seconds: dict[str, float]
     of_limit: float
     over_ddp: float
     peak_gb: float
-
-    @property
-    def total_seconds(self) -> float:
-        return sum(self.seconds.values())
 
 
 def chain_model(variables: int) -> ModelGraph:
@@ -118,19 +111,17 @@ def at_rho(graph: ModelGraph, cluster: Cluster) -> Domain:
     return Domain(graph, cluster, profile)
 
 
-def measured_row(name: str, domain: Domain, proposals: int) -> ScaleRow:
+def measured_row(name: str, domain: Domain) -> ScaleRow:
     began = time.process_time()
     limit = iteration_limit(domain).seconds
     rank_chunk(domain, 0, 1)
     first = time.process_time() - began
-    starts = range(0, proposals, CHUNK)
-    chunks = [rank_chunk(domain, start, min(CHUNK, proposals - start)) for start in starts]
-    spent = {stage: sum(chunk[stage] for chunk in chunks) for stage in STAGES}
-    best = min(chunk["best_seconds"] for chunk in chunks)
+    chunk = rank_chunk(domain, 0, PROPOSALS)
+    spent, best = {stage: chunk[stage] for stage in STAGES}, chunk["best_seconds"]
     timeline = TimelineSimulator()
     ddp = float(timeline.predict(domain, encode([known_designs.ddp(domain)], domain))[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    size = name, domain.world_size, len(domain.graph.variables), proposals
+    size = name, domain.world_size, len(domain.graph.variables)
     return ScaleRow(*size, first, spent, limit / best, ddp / best, peak)
 
 
@@ -161,8 +152,7 @@ def draw(panels: dict[str, tuple[str, list[ScaleRow]]], file: Path) -> None:
         quality.minorticks_off()
         for axis in (cost, quality):
             axis.grid(alpha=0.3)
-    proposals = max(row.proposals for _, rows in panels.values() for row in rows)
-    axes[0, 0].set_ylabel(f"core-seconds, {proposals} proposals")
+    axes[0, 0].set_ylabel(f"core-seconds, {PROPOSALS} proposals")
     axes[1, 0].set_ylabel("limit over best proposal")
     axes[0, 0].legend(fontsize=8)
     save_svg(figure, file)
@@ -170,35 +160,31 @@ def draw(panels: dict[str, tuple[str, list[ScaleRow]]], file: Path) -> None:
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--proposals", type=int, default=256)
-    parser.add_argument("--devices", type=int, nargs="*", default=DEVICES)
-    parser.add_argument("--variables", type=int, nargs="*", default=VARIABLES)
-    parser.add_argument("--no-papers", action="store_true", help="leave A1 to B12 out")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
-    given: Any = parser.parse_args()
-    measured_row("", chain_domain(8, 50), 8)  # compiles, or loads what was compiled
+    given = parser.parse_args()
+    measured_row("", chain_domain(8, 50))  # compiles, or loads what was compiled
     print(", ".join(f"{name} {value}" for name, value in provenance().items()))
     stages = [f"{stage}, s" for stage in ("first", *STAGES)]
     print_head("", "devices", "variables", *stages, "of the limit", "times DDP", "peak, GB")
     by_devices, by_variables = [], []
-    for variables in given.variables:
+    for variables in VARIABLES:
         domain = chain_domain(USUAL_DEVICES, variables)
-        by_variables.append(measured_row(f"{variables} variables", domain, given.proposals))
+        by_variables.append(measured_row(f"{variables} variables", domain))
         print_scale(by_variables[-1])
-    for name, preset in PAPER_CLUSTERS.items() if not given.no_papers else ():
+    for name, preset in PAPER_CLUSTERS.items():
         for model in PAPER_MODELS:
             domain = at_rho(bundled(model), load_cluster(preset))
-            print_scale(measured_row(f"{name}, {model}", domain, given.proposals))
-    for devices in given.devices:  # last: the peak is of all rows so far
+            print_scale(measured_row(f"{name}, {model}", domain))
+    for devices in DEVICES:  # last: the peak is of all rows so far
         domain = chain_domain(devices, USUAL_VARIABLES)
-        by_devices.append(measured_row(f"{devices} devices", domain, given.proposals))
+        by_devices.append(measured_row(f"{devices} devices", domain))
         print_scale(by_devices[-1])
     if given.output:
         panels = {
             f"devices ({USUAL_VARIABLES} variables)": ("devices", by_devices),
             f"variables ({USUAL_DEVICES} devices)": ("variables", by_variables),
         }
-        draw({title: panel for title, panel in panels.items() if panel[1]}, given.output)
+        draw(panels, given.output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Reads, listeners and exports of a service over a database of many trials.
 
-python -m benchmarks.service.service_load [--trials 100000] [--clients 50] [--seconds 20]
-    [--listeners 500] [--rows 1000000] [--db URL]
+python -m benchmarks.service.service_load [--db URL]
 
 Clients and the service share the machine. A paced client reads once a second, as someone at a
 dashboard does; an eager one at once after each answer, so that the service is always full. The
@@ -24,12 +23,16 @@ from sqlalchemy import insert
 
 from autosync.api.db import Database, connect, migrate
 from autosync.api.db.tables import EventRow
+from autosync.units import MIB
 from benchmarks.output import option_parser
 from benchmarks.service.load_client import Answer, Followers, read_for
 from benchmarks.service.synthetic_trials import fill
 from tests.api.http.serving import Service, served
 
-MIB = 2**20
+TRIALS, ROWS = 100_000, 1_000_000
+"""Of the tunings that are read, and of what is exported."""
+CLIENTS, LISTENERS = 50, 500
+SECONDS = 20.0
 PACE_SECONDS = 1.0
 FIRST_SECONDS = 2.0
 """Shown for themselves: what a fresh service has not done before, it does then."""
@@ -40,11 +43,6 @@ STREAMED = ("csv", "jsonl", "parquet")
 
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--trials", type=int, default=100_000)
-    parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--listeners", type=int, default=500, help="0: none")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="exported; 0: none")
     parser.add_argument("--db", help="an empty database; by default a SQLite file")
     given = parser.parse_args()
     with _folder() as folder:
@@ -52,27 +50,21 @@ def main() -> None:
         migrate(url)
         database = connect(url)
         began = time.perf_counter()
-        ids = fill(database, sizes(given.trials))
-        print(
-            f"{given.trials:,} trials of {len(ids)} tunings in {time.perf_counter() - began:.0f} s"
-        )
+        ids = fill(database, sizes(TRIALS))
+        print(f"{TRIALS:,} trials of {len(ids)} tunings in {time.perf_counter() - began:.0f} s")
         began = time.perf_counter()
         with served(url) as service:
             print(f"ready in {time.perf_counter() - began:.1f} s")
             paths = read_paths(service, ids)
             before = _cpu_seconds(service.pid)
             for pause in (PACE_SECONDS, 0.0):
-                answers = asyncio.run(
-                    read_for(service.address, paths, given.clients, given.seconds, pause)
-                )
-                show_reads(answers, given.clients, given.seconds, pause)
+                answers = asyncio.run(read_for(service.address, paths, CLIENTS, SECONDS, pause))
+                show_reads(answers, pause)
                 used, before = _cpu_seconds(service.pid) - before, _cpu_seconds(service.pid)
-                print(f"  the service used {used / given.seconds:.0%} of a core")
+                print(f"  the service used {used / SECONDS:.0%} of a core")
             print(f"service: peak {service.peak_memory_bytes() / MIB:.0f} MiB")
-            if given.listeners:
-                show_listeners(service, database, ids[-1], given.listeners)
-        if given.rows:
-            show_exports(database, url, given.rows - given.trials)
+            show_listeners(service, database, ids[-1])
+        show_exports(database, url)
         database.close()
 
 
@@ -111,11 +103,11 @@ def read_paths(service: Service, ids: Sequence[str]) -> list[str]:
     ]
 
 
-def show_reads(answers: Sequence[Answer], clients: int, seconds: float, pause: float) -> None:
+def show_reads(answers: Sequence[Answer], pause: float) -> None:
     kind = f"one read a {pause:g} s" if pause else "no pause"
     wrong = [answer for answer in answers if answer.status != 200]
     print(
-        f"\n{clients} clients, {kind}: {len(answers) / seconds:.0f} reads a second, {_ms(answers)}"
+        f"\n{CLIENTS} clients, {kind}: {len(answers) / SECONDS:.0f} reads a second, {_ms(answers)}"
         + (f"; {len(wrong)} REFUSED, as {wrong[0]}" if wrong else "")
     )
     first = [answer for answer in answers if answer.asked_at_seconds < FIRST_SECONDS]
@@ -134,22 +126,22 @@ def _short(path: str) -> str:
     return path if len(path) < 70 else f"{path[:66]}..."
 
 
-def show_listeners(service: Service, database: Database, tuning_id: str, count: int) -> None:
+def show_listeners(service: Service, database: Database, tuning_id: str) -> None:
     """Of one running tuning: how soon they hear of an event, and what they cost meanwhile."""
-    late, silent, busy = asyncio.run(_listeners(service, database, tuning_id, count))
+    late, silent, busy = asyncio.run(_listeners(service, database, tuning_id))
     low, high = np.percentile(late, [50, 95])
     print(
-        f"\n{count} listeners: {len(late)} of {EVENTS * count} events told after {low:.2f} s "
-        f"(p50), {high:.2f} s (p95); the service used {silent:.1%} of a core while nothing "
-        f"happened, {busy:.1%} with two events a second"
+        f"\n{LISTENERS} listeners: {len(late)} of {EVENTS * LISTENERS} events told after "
+        f"{low:.2f} s (p50), {high:.2f} s (p95); the service used {silent:.1%} of a core while "
+        f"nothing happened, {busy:.1%} with two events a second"
     )
 
 
 async def _listeners(
-    service: Service, database: Database, tuning_id: str, count: int
+    service: Service, database: Database, tuning_id: str
 ) -> tuple[list[float], float, float]:
     followers = Followers(service.address)
-    await followers.follow([f"/v1/tunings/{tuning_id}/events"] * count)
+    await followers.follow([f"/v1/tunings/{tuning_id}/events"] * LISTENERS)
     await asyncio.sleep(2.0)
     began, used = time.perf_counter(), _cpu_seconds(service.pid)
     await asyncio.sleep(10.0)
@@ -178,8 +170,8 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def show_exports(database: Database, url: str, more_rows: int) -> None:
-    began = time.perf_counter()
+def show_exports(database: Database, url: str) -> None:
+    began, more_rows = time.perf_counter(), ROWS - TRIALS
     fill(database, [50] * (more_rows // 50), seed=2)
     print(f"\n{more_rows:,} trials more in {time.perf_counter() - began:.0f} s")
     for kind in STREAMED:

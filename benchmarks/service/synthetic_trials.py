@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import insert
 
 from autosync.api.db.database import Database
-from autosync.api.db.document_store import cluster_row, insert_rows, store_domain, store_strategy
+from autosync.api.db.document_store import cluster_row, domain_rows, insert_rows, store_strategy
 from autosync.api.db.tables import (
     EventRow,
     ProposalRow,
@@ -84,10 +84,9 @@ def _store_documents(database: Database, rng: random.Random) -> _Documents:
     strategies = [decode(drawn, i, domain) for i in range(STRATEGIES)]
     with database.writing() as session:
         row = cluster_row(cluster)
-        insert_rows(session, [row])
-        domain_id = store_domain(session, domain)
+        insert_rows(session, [row, *domain_rows(domain)])
         known = tuple((store_strategy(session, s, domain), s.id) for s in strategies)
-    return _Documents(domain_id, row.id, known, _timelines(strategies[:5], domain, rng))
+    return _Documents(domain.id, row.id, known, _timelines(strategies[:5], domain, rng))
 
 
 def _timelines(

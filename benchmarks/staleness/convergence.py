@@ -1,22 +1,19 @@
-"""Prints loss against iterations and seconds of training on parameter servers with clocks, with
-stragglers and without, and draws it.
+"""Prints after how many iterations and seconds training on parameter servers with clocks reaches a
+loss, with stragglers and without.
 
-python -m benchmarks.staleness.convergence [--staleness 0 1 4 16] [--ranks 4] [--iterations 300]
-    [--seeds 3] [-o FOLDER]
+python -m benchmarks.staleness.convergence [--seeds 3]
 
 The target of a task is the loss that training in step has after half of the iterations. Ranks are
 processes on this machine that sleep in place of computing. The seconds are those of ranks that wait
 for each other; links are not emulated.
 """
 
-import argparse
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +25,7 @@ from autosync.extensions.staleness.clocked import ClockedAttachment
 from autosync.extensions.staleness.document import late_by
 from autosync.runtime.attached_models import ATTACHED
 from benchmarks.measure import provenance
-from benchmarks.output import option_parser, pyplot, save_svg
+from benchmarks.output import option_parser
 from benchmarks.staleness.learning_tasks import TASKS
 from tests.autosync.runtime.cases import Case, domain, strategy
 from tests.autosync.runtime.ranks import Ranks, ranks
@@ -38,6 +35,8 @@ DELAY_SECONDS, DELAYED_SHARE = 0.04, 0.25
 """Each iteration waits for the first; where there are stragglers, one rank, drawn anew, waits for
 the second besides in that share of the iterations."""
 
+STALENESS = (0, 1, 4, 16)
+RANKS, ITERATIONS = 4, 300
 CHECKS = 30
 """Losses noted in a run."""
 
@@ -74,7 +73,7 @@ def late_bundle(model: nn.Module, setting: Setting, world: int) -> Bundle:
     return make_bundle(chosen, where)
 
 
-def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve:
+def train(rank: int, world: int, setting: Setting) -> LossCurve:
     """What rank 0 sees; weights are copied at each check, and judged when the run is over."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     logging.getLogger("autosync").setLevel(logging.ERROR)  # which would tell of stragglers
@@ -86,13 +85,13 @@ def train(rank: int, world: int, setting: Setting, iterations: int) -> LossCurve
     batches = np.random.default_rng((setting.seed, rank))
     straggling = np.random.default_rng((setting.seed, 1_000_000))
     noted, begun = [], time.monotonic()
-    for iteration in range(1, iterations + 1):
+    for iteration in range(1, ITERATIONS + 1):
         late = straggling.random() < DELAYED_SHARE and straggling.integers(world) == rank
         time.sleep(COMPUTE_SECONDS + DELAY_SECONDS * (late and setting.stragglers))
         optimizer.zero_grad()
         task.batch_loss(model, batches).backward()
         optimizer.step()
-        if iteration % (iterations // CHECKS) == 0:
+        if iteration % (ITERATIONS // CHECKS) == 0:
             values = [p.detach().clone() for p in model.parameters()]
             noted.append((iteration, time.monotonic() - begun, values))
     age = mean_age(model)
@@ -117,11 +116,10 @@ def mean_age(model: nn.Module) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SettingSummary:
-    """Of all seeds of a setting: runs, and medians. iterations, seconds: to the target; None where
-    most runs do not reach it."""
+    """Of all seeds of a setting, medians. iterations, seconds: to the target; None where most runs
+    do not reach it."""
 
     setting: Setting
-    runs: tuple[LossCurve, ...]
     iterations: float | None
     seconds: float | None
     final_loss: float
@@ -137,7 +135,6 @@ def summarized(setting: Setting, runs: Sequence[LossCurve], target: float) -> Se
     seconds = [np.inf if i is None else run.seconds[i] for run, i in pairs]
     return SettingSummary(
         setting,
-        tuple(runs),
         float(np.median(iterations)) if most else None,
         float(np.median(seconds)) if most else None,
         float(np.median([run.losses[-1] for run in runs])),
@@ -146,26 +143,24 @@ def summarized(setting: Setting, runs: Sequence[LossCurve], target: float) -> Se
     )
 
 
-def measured(pool: Ranks, task: str, given: argparse.Namespace) -> list[SettingSummary]:
+def report(pool: Ranks, task: str, seeds: int) -> None:
     """Every setting of a task; runs of a seed follow each other, so that drifts are shared."""
     settings = [
         Setting(task, staleness, stragglers, 0)
         for stragglers in (False, True)
-        for staleness in given.staleness
+        for staleness in STALENESS
     ]
     runs: dict[Setting, list[LossCurve]] = {setting: [] for setting in settings}
-    for seed in range(given.seeds):
+    for seed in range(seeds):
         print(f"{task}, seed {seed}", file=sys.stderr, flush=True)
         for setting, found in runs.items():
             seeded = replace(setting, seed=seed)
-            found.append(pool.run(train, seeded, given.iterations)[0])
+            found.append(pool.run(train, seeded)[0])
     in_step = runs[Setting(task, 0, False, 0)]
     target = float(np.median([run.losses[CHECKS // 2 - 1] for run in in_step]))
     print(f"\n{task}: target {target:.4g}\n\n{HEAD}", flush=True)
-    rows = [summarized(setting, found, target) for setting, found in runs.items()]
-    for row in rows:
-        print(line(row), flush=True)
-    return rows
+    for setting, found in runs.items():
+        print(line(summarized(setting, found, target)), flush=True)
 
 
 HEAD = (
@@ -190,50 +185,14 @@ def line(row: SettingSummary) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw(tables: dict[str, list[SettingSummary]], file: Path) -> None:
-    """Loss against iterations, without stragglers, above loss against seconds, with them."""
-    size = (3.4 * len(tables), 5.6)
-    figure, panels = pyplot("staleness").subplots(
-        2, len(tables), figsize=size, layout="constrained", squeeze=False
-    )
-    for column, (task, rows) in enumerate(tables.items()):
-        levels = sorted({row.setting.staleness for row in rows})
-        panels[0, column].set_title(task)
-        for row in rows:
-            axes = panels[int(row.setting.stragglers), column]
-            run = row.runs[0]
-            across = run.seconds if row.setting.stragglers else run.iterations
-            color = f"C{levels.index(row.setting.staleness)}"
-            label = f"s = {row.setting.staleness}"
-            axes.plot(across, run.losses, color=color, label=label, linewidth=1.2)
-        for axes, name in zip(
-            panels[:, column], ("iterations", "seconds, with stragglers"), strict=True
-        ):
-            axes.set_xlabel(name)
-            axes.set_yscale("log")
-            finite = [row.runs[0].losses for row in rows if row.setting.staleness == 0]
-            axes.set_ylim(0.7 * min(map(min, finite)), 1.5 * max(map(max, finite)))
-    panels[0, 0].set_ylabel("loss")
-    panels[1, 0].set_ylabel("loss")
-    panels[0, 0].legend(fontsize="small")
-    save_svg(figure, file)
-
-
 def main() -> None:
     parser = option_parser(__doc__)
-    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4, 16])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("-o", "--out", type=Path, help="folder for the picture")
     given = parser.parse_args()
-    if 0 not in given.staleness or given.iterations < CHECKS:
-        parser.error(f"staleness 0 gives the target, and {CHECKS} iterations are the least")
     print(", ".join(f"{name} {value}" for name, value in provenance().items()))
-    with ranks(given.ranks) as pool:
-        tables = {task: measured(pool, task, given) for task in TASKS}
-    if given.out:
-        draw(tables, given.out / "staleness.svg")
+    with ranks(RANKS) as pool:
+        for task in TASKS:
+            report(pool, task, given.seeds)
 
 
 if __name__ == "__main__":

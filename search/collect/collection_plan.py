@@ -16,6 +16,9 @@ from autosync.graph import ModelGraph
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
 
+LEAST = {"occasions": 1, "warmup": 0, "iterations": 1, "strategies": 1, "picks": 0}
+"""Of the numbers of a target."""
+
 
 @dataclass(frozen=True, slots=True)
 class CollectionTarget:
@@ -116,9 +119,9 @@ def domain_of(target: CollectionTarget) -> Domain:
         raise _refused(
             "ring_over_compute", target.ring_over_compute, "is not positive", "Use 0.5 to 3."
         )
-    for name, least in (("occasions", 1), ("warmup", 0), ("iterations", 1)):
+    for name, least in LEAST.items():
         value = getattr(target, name)
-        if value < least:
+        if value is not None and value < least:
             raise _refused(name, value, f"is below {least}", f"Use {least} or more.")
     graph, cluster = bundled(target.model), load_cluster(target.cluster)
     optimizer = optimizer_named(target.optimizer)
@@ -156,7 +159,7 @@ def _fraction(target: CollectionTarget, field: str) -> float:
     text: str = getattr(target, field)
     try:
         value = float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         value = 0.0
     if not value > 0:
         raise _refused(

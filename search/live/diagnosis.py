@@ -1,7 +1,6 @@
 """`autosync.diagnose`: where the seconds of a running job's iterations go, and what could be
 gained."""
 
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,17 +28,18 @@ from autosync.runtime.hooks.optimizer_coverage import given_optimizers
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.transport.process_groups import working_group
 from autosync.search.designs import known_designs as designs
-from autosync.search.live.live_tuning import check_folders, own_timeout
+from autosync.search.live.live_tuning import check_folders, no_batches, own_timeout
 from autosync.search.live.message_costs import measure_message_costs
 from autosync.search.live.time_budget import collective_timeout
 from autosync.search.loop.design_candidates import known_designs
 from autosync.search.loop.outcome import DDP
-from autosync.search.loop.ranking import rank
+from autosync.search.loop.ranking import SHORTLIST_SIZE, materialize, rank
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.limit import iteration_limit
-from autosync.trials.live.job import ControlGroup, LiveJob, Step, job_control
+from autosync.simulator.memory.memory_check import fitting_rows
+from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_stateful, job_control
 from autosync.trials.live.job_cluster import device_type_of, measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot
@@ -100,7 +100,8 @@ def diagnose(
 
     Raises:
         InvalidInput: the model follows a plan of AutoSync's; the step fails on a rank; `batches` is
-            empty; `iterations` is below 1; `save` ends in none of the three, or cannot be written.
+            empty, or only some ranks have them; one of `others` has no state to put back;
+            `iterations` is below 1; `save` ends in none of the three, or cannot be written.
         SynchronizationFailed: a rank died.
     """
     group = working_group(None)
@@ -116,6 +117,7 @@ def diagnose(
 
     def check() -> None:
         check_plain(unwrapped(model), optimizers)
+        check_stateful(others)
         if iterations < 1:
             raise InvalidInput(
                 f"iterations is {iterations}: nothing would be timed.",
@@ -137,7 +139,8 @@ def diagnose(
         control.agreed(check)
         before = take_snapshot(model, optimizers, others, batches)
         try:
-            measured = _measured(control, step, model, optimizer, batches, iterations, report)
+            fetched = _stream_of(control, batches)
+            measured = _measured(control, step, model, optimizer, fetched, iterations, report)
             before.restore()
             notes, attainable, links = list(measured.notes), None, ()
             if (reason := _no_prediction(model, predict)) is not None:
@@ -153,7 +156,7 @@ def diagnose(
                     stated_device_type=device_type,
                 )
                 try:
-                    job.batches = control.agreed(lambda: _few(batches))
+                    job.batches = [] if fetched is None else [fetched.latest]
                     attainable, links = _predicted(job, batch_size, report)
                 except AutosyncError as error:  # agreed: on every rank
                     notes.append(f"Nothing is predicted: {error}")
@@ -179,13 +182,12 @@ def _measured(
     step: Step,
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    batches: Iterable[Any] | None,
+    fetched: "_Batches | None",
     iterations: int,
     report: Callable[[str], None],
 ) -> Diagnosis:
     """Without a prediction; the same on every rank."""
     device = next(model.parameters()).device
-    fetched = control.agreed(lambda: _Batches(batches)) if batches is not None else None
 
     def run(number: int) -> None:
         if fetched is None:
@@ -246,14 +248,17 @@ class _Batches:
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
         self._stream: Iterator[Any] = iter(batches)
-        self._first = [self.next()]
+        self._ahead: list[Any] = []
+        self.latest: Any = None
+        self._ahead.append(self.next())
 
     def next(self) -> Any:
-        """The next batch."""
-        if self.__dict__.get("_first"):
-            return self._first.pop()
+        """The next batch, which then is the latest."""
+        if self._ahead:
+            return self._ahead.pop()
         for _ in range(2):
             for batch in self._stream:
+                self.latest = batch
                 return batch
             self._stream = iter(self._batches)
         raise InvalidInput(
@@ -264,8 +269,19 @@ class _Batches:
         )
 
 
-def _few(batches: Iterable[Any] | None) -> list[Any]:
-    return [] if batches is None else list(itertools.islice(batches, 1))
+def _stream_of(control: ControlGroup, batches: Iterable[Any] | None) -> _Batches | None:
+    """None where no rank was given batches.
+
+    Raises:
+        InvalidInput: a rank has no batch, or was given none where others were.
+    """
+    fetched: _Batches | None = control.agreed(
+        lambda: None if batches is None else _Batches(batches)
+    )
+    given = control.gathered(fetched is not None)
+    if any(given) and not all(given):
+        raise no_batches(f"rank {given.index(False)} was given no batches, others were.", batches)
+    return fetched
 
 
 def _no_prediction(model: nn.Module, predict: bool) -> str | None:
@@ -291,22 +307,22 @@ def _predicted(
     """What is attainable, on rank 0; the measured rates of links, on every rank."""
     control = job.control
     report("recording the model's operations, and measuring links")
-    own_type = control.agreed(lambda: device_type_of(job.device, job.stated_device_type))
-    recorded = control.agreed(lambda: record_job(job, batch_size, own_type))
+    own_type = _agreed(control, lambda: device_type_of(job.device, job.stated_device_type))
+    recorded = _agreed(control, lambda: record_job(job, batch_size, own_type))
     slowest = max(control.gathered(recorded.step_seconds))
     job.timeout = collective_timeout(own_timeout(job), slowest, Settings().timeout_seconds)
     job.renew_groups()
-    cluster = control.agreed(lambda: measure_cluster(job, recorded.step_seconds))
+    cluster = _agreed(control, lambda: measure_cluster(job, recorded.step_seconds))
     rates = [LinkRate("hosts", min(n.bandwidth_gbps for n in cluster.nodes))]
     inside = [n.intra_bandwidth_gbps for n in cluster.nodes if n.intra_bandwidth_gbps]
     links = (rates if len(cluster.nodes) > 1 else []) + (
         [LinkRate("ranks of a host", min(inside))] if inside else []
     )
-    domain = control.agreed(lambda: recorded.domain_on(cluster))
+    domain = _agreed(control, lambda: recorded.domain_on(cluster))
     report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)
-        return control.agreed(lambda: None), tuple(links)
+        return _agreed(control, lambda: None), tuple(links)
 
     def attainable() -> Attainable:
         pool = JobPool(job, "job")
@@ -318,20 +334,35 @@ def _predicted(
         report(f"ranking {PROPOSALS:,} strategies by prediction")
         return attainable_in(measured)
 
-    found: Attainable | None = control.agreed(attainable)  # as the others, once they are dismissed
+    found: Attainable | None = _agreed(control, attainable)  # as the others, once dismissed
     return found, tuple(links)
 
 
+def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:
+    """As `ControlGroup.agreed`; what a task raises is an AutosyncError on its own rank, too, so
+    that all ranks go on without a prediction."""
+    try:
+        return control.agreed(task)
+    except AutosyncError:
+        raise
+    except Exception as error:  # of any type: the step is the user's own
+        text = f"{type(error).__name__}: {error}"
+        raise InvalidInput(text, thing="prediction", value=text) from error
+
+
 def attainable_in(domain: Domain) -> Attainable:
-    """The limit of a domain, and the best of designs and sampled strategies by prediction."""
+    """The limit of a domain, and the best by prediction of designs and sampled strategies that fit
+    the devices' memory; torch's DDP in any case."""
     simulator = default_simulator()
     space = Space(sharded_parameters=False)
     known = known_designs(domain, space, simulator)
-    sampled = rank(domain, space, simulator, PROPOSALS, 0, 1)
+    sampled = rank(domain, space, simulator, PROPOSALS, 0, SHORTLIST_SIZE)
     ddp = next(each.predicted_seconds for each in known if each.origin == DDP)
     best = min(known, key=lambda each: each.predicted_seconds)
     limit = iteration_limit(domain)
     name, seconds = best.origin, best.predicted_seconds
-    if len(sampled.seconds) and sampled.seconds[0] < seconds:
-        name, seconds = f"a sampled strategy ({sampled.index[0]})", float(sampled.seconds[0])
+    fitting = fitting_rows(domain, materialize(sampled, domain, space)).tolist()
+    if fitting and sampled.seconds[fitting[0]] < seconds:
+        name = f"a sampled strategy ({sampled.index[fitting[0]]})"
+        seconds = float(sampled.seconds[fitting[0]])
     return Attainable(limit.seconds, limit.tightest, seconds, name, ddp, simulator.name)

@@ -41,6 +41,7 @@ from autosync.search.live.time_budget import (
     SEARCH_SHARE,
     TimeBudget,
     collective_timeout,
+    patience_of,
     with_fewer_iterations,
     with_fewer_proposals,
 )
@@ -67,9 +68,6 @@ Since = Bundle | EarlierTrials | str | Path
 
 MOST_BATCHES = 16
 """Of a stream of data that a tuning keeps: more than the iterations of a trial by default."""
-
-GRACE = timedelta(minutes=10)
-"""How long beyond the tuning's time ranks wait for what rank 0 says next."""
 
 
 def tune(
@@ -136,10 +134,10 @@ def tune(
     Raises:
         InvalidInput: torch.distributed is not initialized; a rank has no batch; the model or an
             optimizer is distributed already; an optimizer trains what is not the model's; an
-            option is none of DistributedDataParallel's; step does not do what it must; `save` or
-            `trials` cannot be written; `since` is no bundle and no file of trials; no space has
-            that name; the space is `fsdp2`, an optimizer has stepped, and `save` says no place for
-            the answer. On every rank.
+            option is none of DistributedDataParallel's; `minutes` is no time; step does not do
+            what it must; `save` or `trials` cannot be written; `since` is no bundle and no file of
+            trials; no space has that name; the space is `fsdp2`, an optimizer has stepped, and
+            `save` says no place for the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
             several optimizers are to be clipped.
@@ -157,6 +155,7 @@ def tune(
             check_untrained(given_optimizers(optimizer))
         return asked
 
+    patience = patience_of(minutes)
     if group.size() == 1:
         check()
         unwritten = ", ".join(str(file) for file in (save, trials) if file is not None)
@@ -164,7 +163,6 @@ def tune(
             warnings.warn(f"one rank tunes nothing and does not write {unwritten}", stacklevel=2)
         log.info("one rank has nothing to synchronize")
         return in_ddp(model, optimizer, max_grad_norm, None, group, options, list), optimizer
-    patience = timedelta(minutes=minutes) + GRACE
     until = time.monotonic() + 60 * minutes
     with job_control(patience) as control:
         within = control.agreed(check)
@@ -264,17 +262,17 @@ def sampled_batches(control: ControlGroup, batches: Iterable[Any] | None) -> lis
     def draw() -> list[Any]:
         drawn = [] if batches is None else list(itertools.islice(batches, MOST_BATCHES))
         if batches is not None and not drawn:
-            raise _no_batches("batches is empty.", batches)
+            raise no_batches("batches is empty.", batches)
         return drawn
 
     drawn: list[Any] = control.agreed(draw)
     counts = control.gathered(len(drawn))
     if max(counts) and not min(counts):
-        raise _no_batches(f"rank {counts.index(0)} was given no batches, others were.", batches)
+        raise no_batches(f"rank {counts.index(0)} was given no batches, others were.", batches)
     return drawn[: min(counts)]
 
 
-def _no_batches(why: str, batches: object) -> InvalidInput:
+def no_batches(why: str, batches: object) -> InvalidInput:
     return InvalidInput(
         why,
         thing="batches",

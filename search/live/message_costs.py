@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from autosync.cluster import Cluster
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.search.cluster_probe import BRIEF_REPEATS
@@ -15,8 +14,8 @@ from autosync.trials.contract import TrialFailed
 from autosync.trials.probes import MessagePool, brief_sizes, measure_messages
 from autosync.units import MIB
 
-MOST_RECEIVED_BYTES = 256 * MIB
-"""That a rank holds for a probe at once, beside what the job holds already."""
+ROOM_BYTES = 256 * MIB
+"""As `probes.ROOM_BYTES`: less, beside what the job holds already."""
 
 
 def measure_message_costs(
@@ -42,7 +41,7 @@ def measure_message_costs(
         samples = measure_messages(
             pool,
             domain.cluster,
-            probe_sizes(domain.cluster),
+            brief_sizes(domain.cluster, 1.0, ROOM_BYTES),
             BRIEF_REPEATS,
             out_of_time=lambda: clock() >= until,
         )
@@ -51,9 +50,3 @@ def measure_message_costs(
     except TrialFailed as failure:
         return assumed(failure.error.message)
     return replace(domain, cluster=with_message_costs(domain.cluster, samples))
-
-
-def probe_sizes(cluster: Cluster) -> tuple[int, ...]:
-    """Those of a brief probe, as far as a rank that receives from all others has room for them."""
-    most = MOST_RECEIVED_BYTES // max(1, cluster.world_size - 1)
-    return tuple(min(size, most) for size in brief_sizes(cluster, 1.0))

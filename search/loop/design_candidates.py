@@ -68,8 +68,8 @@ def with_refined(
     seed: int,
     tried: Sequence[Strategy] = (),
 ) -> list[Candidate]:
-    """The designs in their order, DDP first, with refined ones where these are predicted to be.
-    tried: not proposed again, which a refined one could be."""
+    """The designs in their order, DDP first, with refined ones that fit the devices' memory where
+    these are predicted to be. tried: not proposed again, which a refined one could be."""
     promising = [each for each in designs if each.origin != DDP][:RACED]
     raced = []
     for design in promising:
@@ -80,7 +80,8 @@ def with_refined(
         return designs
     places = np.argsort(TimelineSimulator().predict(domain, encode(raced, domain)))[:REFINED]
     better = [refined(raced[place], domain, space, seed) for place in places]
-    found = predicted_candidates(domain, simulator, [(each.name, each) for each in better])
+    fitting = [better[row] for row in fitting_rows(domain, encode(better, domain)).tolist()]
+    found = predicted_candidates(domain, simulator, [(each.name, each) for each in fitting])
     joined = [*designs, *found]
     joined.sort(key=lambda each: (each.origin != DDP, each.predicted_seconds))
     known = digests_of_strategies(domain, tried)

@@ -38,15 +38,12 @@ LEAST_STD = 1e-9
 class RankedProposals:
     """The best proposals, best first.
 
-    seed, index i64[n]: what identifies a proposal. seconds f64[n]: what the simulator
-    predicts. proposals: how many were looked at.
+    seed, index i64[n]: what identifies a proposal. seconds f64[n]: predicted.
     """
 
     seed: int
     index: I64
     seconds: F64
-    simulator: str
-    proposals: int
 
     def take(self, places: I64) -> "RankedProposals":
         """Those at these places, in their order."""
@@ -88,7 +85,7 @@ def rank(
             index, seconds = best()
         if on_progress:
             on_progress(min(start + CHUNK, proposals))
-    return RankedProposals(seed, *best(), simulator.name, proposals)
+    return RankedProposals(seed, *best())
 
 
 def materialize(ranked: RankedProposals, domain: Domain, space: Space) -> Population:

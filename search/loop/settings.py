@@ -12,6 +12,10 @@ from autosync.errors import InvalidInput
 Acquisition = Literal["prediction", "lower_bound", "expected_improvement"]
 """How the standard deviation that a learned simulator states counts (`ranking.promise_of`)."""
 
+MOST_SEED = 2**53
+"""Of seeds, exclusive: with a number of its own for every round a seed stays within 64 bits, and
+JSON keeps it."""
+
 SEARCHED = ("refined_share", "neighbour_share")
 """Shares of a round that searches from measured strategies have; random draws have the rest."""
 
@@ -67,6 +71,13 @@ class Settings:
                     value=getattr(self, name),
                     remedy=f"Give a finite {name} of 0 or more.",
                 )
+        if self.seed >= MOST_SEED:
+            raise InvalidInput(
+                f"seed is {self.seed}; it must be below 2**53.",
+                thing="seed",
+                value=self.seed,
+                remedy="Give a smaller seed.",
+            )
         if not 0 < self.timeout_seconds < inf:
             raise InvalidInput(
                 f"timeout_seconds is {self.timeout_seconds}; it must be above 0 and finite.",

@@ -29,7 +29,13 @@ def sample(domain: Domain, space: Space, start: int, n: int, seed: int) -> Popul
 
 def most_draws(space: Space, asked: int) -> int:
     """How many of the proposals that are asked for are drawn from a space."""
-    return min(asked, MOST_DRAWS) if space.only == "fsdp2" else asked
+    match space.only:
+        case "buckets":  # whose sizes are all listed
+            return 0
+        case "fsdp2":
+            return min(asked, MOST_DRAWS)
+        case "":
+            return asked
 
 
 def sample_at(domain: Domain, space: Space, indices: NDArray[np.uint64], seed: int) -> Population:

@@ -16,7 +16,8 @@ class Edges:
 
     source, target i64[E]: servers (ranks, then dedicated hosts). weight f64[E]: bytes.
     equation_weight: the multiple of the message that the papers' equation 3 charges.
-    steps: one after another, each paying a latency. ring: every step crosses every edge.
+    steps: one after another, each paying a latency. ring: every step crosses every edge. in_turn:
+        each step crosses an edge of its own.
     phase_edges: how many of the edges belong to a first phase, whose end the others wait for; 0:
         all edges carry bytes at once.
     whole: a rank forwards only what it has whole. Parents come before their children.
@@ -29,6 +30,7 @@ class Edges:
     equation_weight: float
     steps: float
     ring: bool = False
+    in_turn: bool = False
     phase_edges: int = 0
     whole: bool = False
     waits_per_byte: float = 0.0
@@ -80,7 +82,7 @@ def chain(order: Team, inwards: bool) -> Edges:
     It is pipelined: every step carries a part of the bytes."""
     ahead, behind = order[:-1], order[1:]
     pairs = list(zip(behind, ahead, strict=True) if inwards else zip(ahead, behind, strict=True))
-    return _edges(pairs, 1.0, 1.0, len(order) - 1.0)
+    return replace(_edges(pairs, 1.0, 1.0, len(order) - 1.0), in_turn=True)
 
 
 def ring_to_root(order: Team) -> Edges:

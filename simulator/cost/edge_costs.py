@@ -257,7 +257,8 @@ def _traffic(
         equation = (edges.equation_weight / where.pair_rate[ends]).max()
     # a ring sends over every edge in every step
     sends = np.full(len(edges.source), edges.steps if edges.ring else 1.0)
-    latency_seconds = edges.steps * (latency.mean() if edges.ring else latency.max())
+    passes_all = edges.ring or edges.in_turn
+    latency_seconds = edges.steps * (latency.mean() if passes_all else latency.max())
     connection = connection_seconds(cluster, edges, where)
     most_sends = passing(edges, sends, where).max()
     known = COST_KIND[operation] in stated

@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from autosync.cluster import Cluster, MessageCost, MessageKind
 from autosync.codes import Op
 from autosync.plan.plan_table import PlanTable
+from autosync.population import Population
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.message_classes import COST_KIND
+from autosync.simulator.timeline.sharded_timeline import sent_in_host_memory
 
 F64 = NDArray[np.float64]
 
@@ -86,9 +89,15 @@ class CostParameters:
         )
 
 
-def kinds_of_messages(plans: PlanTable) -> tuple[MessageKind, ...]:
-    """Whose costs the messages of the plans pay, by name."""
-    return tuple(sorted({COST_KIND[Op(operation)] for operation in np.unique(plans.operation)}))
+def kinds_of_messages(
+    plans: PlanTable, population: Population, cluster: Cluster
+) -> tuple[MessageKind, ...]:
+    """Whose costs the messages of the population's plans pay, by name."""
+    operation = plans.operation
+    if backend_of(cluster).starts_on_host:
+        sharded = np.repeat(population.engine > 0, np.diff(plans.first))
+        operation = np.where(sharded, sent_in_host_memory(operation), operation)
+    return tuple(sorted({COST_KIND[Op(each)] for each in np.unique(operation)}))
 
 
 def cost_parameters(

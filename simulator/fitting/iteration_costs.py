@@ -111,7 +111,7 @@ def fit_costs(
     if known is None:  # what is typical of a job is not of the probe's small model
         domain = replace(domain, cluster=replace(domain.cluster, overlap_slowdown=0.0))
     plans = compile_plans_fast(population, domain)
-    kinds = kinds_of_messages(plans)
+    kinds = kinds_of_messages(plans, population, domain.cluster)
     expected = with_typical_hosts(domain.cluster, kinds)
     parameters = cost_parameters(expected, kinds, SINGLE_MESSAGES)
     cluster = _fitted_cluster(
@@ -149,7 +149,7 @@ def recalibrated(domain: Domain, population: Population, step_seconds: F64) -> D
         return domain
     tried = population.take(ran)
     plans = compile_plans_fast(tried, domain)
-    kinds = kinds_of_messages(plans)
+    kinds = kinds_of_messages(plans, tried, domain.cluster)
     known = with_assumed_costs(domain.cluster, kinds, plans.teams)
     parameters = cost_parameters(known, kinds, PROBED)
     cluster = _fitted_cluster(

@@ -13,7 +13,9 @@ from autosync.codes import Channel, Op, Update
 from autosync.domain import Domain
 from autosync.plan import PlanTable
 from autosync.population import Population
+from autosync.simulator.backends import backend_of
 from autosync.simulator.cost.compute_time import compute_factors, update_seconds_of_buckets
+from autosync.simulator.cost.message_classes import SERVER_OPERATIONS
 from autosync.simulator.cost.network import network_of
 from autosync.simulator.extension_prediction import restated_domain, slowdown
 from autosync.simulator.numba_cache import Kernel
@@ -189,14 +191,15 @@ def _messages(plans: PlanTable, played: Played, index: int, base: float) -> list
     found = []
     for message in range(len(played.arrived)):
         row = first + message
+        operation = Op(plans.operation[row])
         teams = plans.teams[plans.ranks[row]]
         ranks = {rank for team in teams for rank in team}
-        if plans.root[row] >= 0:
+        if operation in SERVER_OPERATIONS:  # else nodes without the root do without it
             ranks.add(int(plans.root[row]))
         found.append(
             MessageInterval(
                 message=message,
-                operation=Op(plans.operation[row]).name.lower(),
+                operation=operation.name.lower(),
                 channel=Channel(plans.channel[row]).name.lower(),
                 wire_bytes=int(plans.wire_bytes[row]),
                 ranks=tuple(sorted(ranks)),
@@ -210,9 +213,10 @@ def _messages(plans: PlanTable, played: Played, index: int, base: float) -> list
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Compute takes 1 + slowdown times its seconds while a message is on the wire.
+    """Compute takes 1 + slowdown times its seconds while it feels a message.
 
-    wired: `(intervals, 2)` seconds, in order and apart: when some message is.
+    wired: `(intervals, 2)` seconds, in order and apart: when it feels one (see `felt_early` of
+        `BackendModel`).
     """
 
     slowdown: float
@@ -253,13 +257,14 @@ def _waits(plans: PlanTable, played: Played, domain: Domain, index: int) -> Wait
         float(played.arrived[step].max(initial=0.0)),
         float(updates[step].sum()),
         gates,
-        _pace(played, network_of(domain.cluster, plans.teams).compute_slowdown),
+        _pace(played, domain, network_of(domain.cluster, plans.teams).compute_slowdown),
     )
 
 
-def _pace(played: Played, slowdown: float) -> Pace:
+def _pace(played: Played, domain: Domain, slowdown: float) -> Pace:
     """Fast ranks begin backward while the iteration before ends with its own messages."""
-    wired = union(played.on_wire, played.left)
+    felt = played.issued if backend_of(domain.cluster).felt_early else played.on_wire
+    wired = union(felt, played.left)
     return Pace(slowdown, np.concatenate([wired - played.step_seconds, wired]))
 
 

@@ -10,6 +10,7 @@ In host memory each call returns when it is done, so nothing runs beside compute
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,14 +248,19 @@ class ShardedPlayer:
         return float(max(1.0, at_ports * (1.0 + self.costs.transfer_slowdown)))
 
 
+def sent_in_host_memory(operation: NDArray[Any]) -> NDArray[Any]:
+    """What moves messages of `fully_shard` in host memory: a reduce-scatter is an all-reduce of
+    which each rank keeps its part."""
+    return np.where(operation == Op.REDUCE_SCATTER, int(Op.ALL_REDUCE), operation)
+
+
 def _classes(
     rows: dict[str, NDArray[np.int64]], network: Network, blocking: bool
 ) -> NDArray[np.int32]:
-    """Of each message. In host memory a reduce-scatter is an all-reduce of which each rank keeps
-    its part."""
+    """Of each message."""
     operation = rows["operation"]
     if blocking:
-        operation = np.where(operation == Op.REDUCE_SCATTER, int(Op.ALL_REDUCE), operation)
+        operation = sent_in_host_memory(operation)
     return network.class_of(operation, rows["ranks"], -1, rows["wire_bytes"])
 
 

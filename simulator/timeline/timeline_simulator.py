@@ -133,8 +133,10 @@ def _batch_seconds(plans: PlanTable, population: Population, domain: Domain) -> 
         passes[index] = restated_domain(domain, population, index).profile.compute_seconds
     found: NDArray[np.float64] = factors * passes
     sharded = np.flatnonzero(population.engine).tolist()
-    inputs = timeline_inputs(plans, domain) if sharded else None
+    shared = timeline_inputs(plans, domain) if sharded else None
     for index in sharded:
+        own = restated_domain(domain, population, index)
+        inputs = shared if own is domain else timeline_inputs(plans, own)
         assert inputs is not None
         engine, factor = _engine(population, index), float(factors[index])
         batch = inputs.play_sharded(plans, index, factor, engine, before_last=True)

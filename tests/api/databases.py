@@ -72,3 +72,18 @@ def migrated_file(folder: Path) -> Path:
     path = folder / "template.db"
     migrate(f"sqlite:///{path}")
     return path
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """Everything that is asked of the database in the block, with its parameters."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
+        seen.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)

@@ -60,9 +60,9 @@ def _all_candidates(domain: Domain, space: Space) -> tuple[Candidate, ...]:
     return tuple(known_designs(domain, space, TimelineSimulator()))
 
 
-def proposal(candidate: Candidate, round_number: int = 0) -> Proposal:
-    key = f"search/{round_number}/{candidate.strategy.id}"
-    return Proposal(key, "search", round_number, candidate)
+def proposal(candidate: Candidate) -> Proposal:
+    key = f"search/0/{candidate.strategy.id}"
+    return Proposal(key, "search", 0, candidate)
 
 
 def timeline(strategy: Strategy, domain: Domain, rng: random.Random) -> MeasuredTimeline:
@@ -124,11 +124,9 @@ def claimed(database: Database, request: TuningRequest) -> tuple[Claim, Database
     return held, DatabaseStore(database, held.job_id, held.fence)
 
 
-def run_search(
-    store: DatabaseStore, request: TuningRequest, seed: int = 1, launcher: str = TESTBED
-) -> None:
+def run_search(store: DatabaseStore, request: TuningRequest, launcher: str = TESTBED) -> None:
     """Every proposal gets a trial; the last of them fails. launcher: where trials say they ran."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     chosen = candidates(request.domain, request.settings.budget, request.space)
     store.propose([proposal(candidate) for candidate in chosen])
     store.report(TuningEvent("ranking", "ranking proposals, round 1", 30_000, 30_000))

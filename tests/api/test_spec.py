@@ -1,6 +1,7 @@
 """What a client states of the search reaches its settings."""
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from autosync.errors import InvalidInput
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SPACES, Space
 
-STATED = {
+STATED: dict[str, Any] = {
     "alpha": 1.5,
     "acquisition": "expected_improvement",
     "first_designs": 5,

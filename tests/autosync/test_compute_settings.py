@@ -80,6 +80,7 @@ def test_known_seconds_are_shared_out_as_the_precision_takes_them() -> None:
         ComputeSettings(recompute=True),
         ComputeSettings(step_seconds=0.1),
         ComputeSettings(efficiency=0.4),
+        ComputeSettings("tf32"),
     ],
 )
 def test_a_profile_leaves_nothing_to_estimate(settings: ComputeSettings) -> None:

@@ -62,10 +62,14 @@ def test_equal_domains_are_one_key_and_others_of_the_same_names_are_not() -> Non
 
 
 @pytest.mark.parametrize("seconds", [-1e-3, 1e7, float("nan")])
-def test_impossible_seconds_of_an_update_are_refused(seconds: float) -> None:
+def test_impossible_seconds_are_refused_by_their_value(seconds: float) -> None:
     domain = domain_of()
     with pytest.raises(InvalidInput, match="update_seconds"):
         replace(domain, profile=replace(domain.profile, update_seconds=seconds))
+    forward = (seconds, *domain.profile.forward_seconds[1:])
+    with pytest.raises(InvalidInput, match=f"forward_seconds holds {seconds}") as caught:
+        replace(domain, profile=replace(domain.profile, forward_seconds=forward))
+    assert caught.value.remedy
 
 
 def test_a_variable_of_more_dimensions_than_a_table_holds_is_refused_at_once() -> None:

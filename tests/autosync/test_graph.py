@@ -92,12 +92,12 @@ def test_numbers_that_no_model_has_are_refused_before_anything_is_computed() -> 
         replace(chain_graph(((4, 3), (5,))), variables=wide)
 
 
-@pytest.mark.parametrize(("reads", "why"), [((1,), "op1 reads"), ((2,), "op1 reads")])
-def test_edges_that_run_in_a_circle_are_refused(reads: tuple[int, ...], why: str) -> None:
+@pytest.mark.parametrize("reads", [1, 2])
+def test_edges_that_run_in_a_circle_are_refused(reads: int) -> None:
     """Predictions follow edges forward: one that led back ended in an IndexError."""
     graph = chain_graph()
-    backwards = replace(graph.operations[1], inputs=reads)
-    with pytest.raises(InvalidInput, match=f"{why} from an operation that does not run before it"):
+    backwards = replace(graph.operations[1], inputs=(reads,))
+    with pytest.raises(InvalidInput, match="op1 reads from an operation that does not run before"):
         replace(graph, operations=(graph.operations[0], backwards, *graph.operations[2:]))
 
 
@@ -129,7 +129,7 @@ def test_ten_million_operations_are_refused_at_the_first_that_is_one_too_many() 
     with pytest.raises(InvalidInput, match=f"operations.*at most {MAX_OPERATIONS} items"):
         from_json(ModelGraph, many)
     wrong = text[:begin] + ",".join(["{}"] * 1_000_000) + text[end:]
-    with pytest.raises(InvalidInput, match=r"operations\.0.*(?!more problems)"):
+    with pytest.raises(InvalidInput, match=r"operations\.0.*\(and 5 more problems: "):
         from_json(ModelGraph, wrong)
 
 

@@ -80,6 +80,18 @@ def test_a_least_number_of_ctas_has_a_greatest_in_a_communicator() -> None:
     assert environment_of(knobs) == {"NCCL_MIN_CTAS": "16"}
 
 
+def test_one_of_threads_and_sockets_states_the_other() -> None:
+    """What the job sets of the other would count beside it, and predictions take one."""
+    assert environment_of(NcclKnobs(socket_threads=2)) == {
+        "NCCL_NSOCKS_PERTHREAD": "1",
+        "NCCL_SOCKET_NTHREADS": "2",
+    }
+    assert environment_of(NcclKnobs(sockets_per_thread=4)) == {
+        "NCCL_NSOCKS_PERTHREAD": "4",
+        "NCCL_SOCKET_NTHREADS": "1",
+    }
+
+
 def test_groups_of_the_runtime_need_no_variables_of_ctas() -> None:
     needed = environment_of(FIXED, own_groups=True)
     assert not any("CTAS" in name or "CGA" in name for name in needed)

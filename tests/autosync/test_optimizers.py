@@ -28,6 +28,7 @@ def test_every_name_has_its_kind() -> None:
 def test_state_is_what_torchs_optimizer_keeps(name: str) -> None:
     module = nn.Linear(8, 8, bias=False)
     optimizer = make_optimizer(name, module)
+    assert optimizer.param_groups[0]["params"] == [module.weight]
     module(torch.randn(4, 8)).sum().backward()
     optimizer.step()
     state = optimizer.state[module.weight].values()
@@ -40,7 +41,7 @@ def test_state_is_what_torchs_optimizer_keeps(name: str) -> None:
 def test_sparse_gradients_are_taken_or_not(name: str) -> None:
     module = nn.Embedding(8, 4, sparse=True)
     if not KINDS[name].takes_sparse:
-        with pytest.raises(InvalidInput, match="no sparse gradients"):
+        with pytest.raises(InvalidInput, match=f"{name} takes no sparse gradients"):
             make_optimizer(name, module, sparse=True)
         return
     optimizer = make_optimizer(name, module, sparse=True)

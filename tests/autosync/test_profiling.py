@@ -243,6 +243,8 @@ class TestMeasurement:
 
     def test_module_and_random_state_are_left_as_they_were(self, graph: ModelGraph) -> None:
         module = network()
+        module[1].register_buffer("seen", torch.zeros(()))  # which forward replaces
+        module[1].register_forward_pre_hook(lambda part, _: setattr(part, "seen", part.seen + 1))
         module[0].weight.grad = torch.ones(1536, 64)
         before = {name: value.clone() for name, value in module.state_dict().items()}
         state = torch.get_rng_state()
@@ -381,6 +383,7 @@ def test_profiles_that_do_not_belong_together_are_refused() -> None:
         ([profile_of(8), profile_of(8)], "two different batch sizes"),
         ([profile_of(8), profile_of(16, device="t4")], "one device"),
         ([profile_of(8), replace(profile_of(16), forward_seconds=(1.0,))], "another number"),
+        ([profile_of(8), replace(profile_of(16), backward_seconds=(1.0,))], "another number"),
     ):
         with pytest.raises(InvalidInput, match=words) as refused:
             profile_at_batch(GRAPH, profiles)

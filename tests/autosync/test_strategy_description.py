@@ -108,9 +108,11 @@ def test_placements_are_described() -> None:
             evenly("layer0", [1]),
             evenly("layer1", [1]),
             in_proportion("layer2", [0, 2], [3.0, 0.0, 1.0]),
+            evenly("layer3", [0, 1, 2]),
         ),
     )
     assert "layer0 and layer1 on rank 1; layer2 on ranks 0, 2 by 75%, 25%" in describe(strategy)
+    assert "layer3 on all ranks" in describe(strategy)
     assert "layer0 and layer1 (1.9 MB) on rank 1" in describe(strategy, domain)
 
 

@@ -1,6 +1,6 @@
 """Databases for the benchmarks that write to one."""
 
-from tests.api.fixtures import (
+from tests.api.conftest import (
     postgresql,
     postgresql_template,
     sqlite,

@@ -16,7 +16,7 @@ FAST = TrialResult("", (0.1, 0.1), 0.1, 0.0, None, "given", 1.0, 1.0)
 
 class DdpFailsInItsSecondRound:
     def run(self, request: TrialRequest) -> TrialResult:
-        _, _, way, number = request.key.split("/")
+        _, way, number = request.key.split("/")
         if way == "DDP" and number == "1":
             error = TrialError("crashed", "a rank died")
             return replace(FAST, step_seconds=None, iteration_seconds=(), error=error)

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from benchmarks.third_party_models import largest_difference
+from benchmarks.third_party_models import largest_difference, table
 
 
 def test_a_value_that_is_not_a_number_is_the_largest_difference() -> None:
@@ -18,3 +18,10 @@ def test_equal_infinities_do_not_differ() -> None:
     mask = {"mask": torch.tensor([0.0, -math.inf])}
     assert largest_difference(mask, mask) == (0.0, "mask")
     assert largest_difference(mask, {"mask": torch.zeros(2)}) == (math.inf, "mask")
+
+
+def test_a_model_that_is_refused_with_values_too_is_listed_without_a_row() -> None:
+    row = {"model": "odd", "library": "timm", "ran": "timm 1.0", "refused": "it reads a value"}
+    lines = table([row]).splitlines()
+    assert not [line for line in lines if line.startswith("| odd")]
+    assert "- odd: it reads a value" in lines

@@ -1,3 +1,3 @@
-from tests.api.fixtures import postgresql
+from tests.api.conftest import postgresql
 
 __all__ = ["postgresql"]

@@ -1,3 +1,3 @@
-from tests.api.fixtures import postgresql, sqlite_template, sqlite_url
+from tests.api.conftest import postgresql, sqlite_template, sqlite_url
 
 __all__ = ["postgresql", "sqlite_template", "sqlite_url"]

@@ -4,7 +4,7 @@ import pytest
 
 from scripts.check_claims import MACHINE, missing_commands, pages, problems, sections, unfounded
 
-MEASURED = "On two CPU cores an iteration takes 12.5 ms (`python -m benchmarks.torch_engines`).\n"
+MEASURED = "On two CPU cores an iteration takes 12.5 ms (`python -m benchmarks.swapping`).\n"
 
 
 def test_every_figure_of_the_pages_is_founded() -> None:
@@ -27,6 +27,7 @@ def test_the_pages_hold_figures_to_check() -> None:
         ("On two CPU cores it is 1.3 times as fast as DDP.", "the command that prints them"),
         ("On two CPU cores it is 1.3 times as fast (`autosync tune`).", None),
         ("On two CPU cores it is 1.3 times as fast (`autosync serve`).", "the command that prints"),
+        ("On one H100 an iteration takes 12.5 ms (`autosync tune`).", None),
         ("Nothing is measured here; there are 25 variables.", None),
     ],
 )
@@ -51,10 +52,11 @@ def test_comments_of_python_are_no_headings() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("`python -m benchmarks.torch_engines`", None),
+        ("`python -m benchmarks.swapping`", None),
         ("`python -m benchmarks.gone_away`", "benchmarks.gone_away: no such module"),
         ("`python -m benchmarks.contest.tables --pack`", None),
         ("`python -m benchmarks.contest.tables --unpack`", "no option --unpack"),
+        ("`python -m benchmarks.contest.tables --pack\n--unpack`", "no option --unpack"),
         ("`scripts/check`", None),
         ("`scripts/gone_away`", "scripts/gone_away: no such file"),
         ("`tests/packaging/test_gone_away.py`", "test_gone_away.py: no such file"),

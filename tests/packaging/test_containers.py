@@ -6,18 +6,16 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 import uvicorn
@@ -30,7 +28,7 @@ from autosync import environment
 from autosync.api.cli.main import app
 from autosync.api.engine.api_keys import make_key
 from tests.api.databases import opened, postgresql_database
-from tests.api.http.serving import served
+from tests.api.http.serving import free_port, served
 from tests.packaging.builds import INSTRUCTIONS, ROOT
 
 FOLDER = ROOT / "packaging"
@@ -273,9 +271,7 @@ def test_the_service_and_a_worker_as_compose_starts_them(
     tmp_path: Path, programs: Path, postgresql: str
 ) -> None:
     """With a free port in place of theirs, and the database's address in a file."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     token = tmp_path / "token"
     token.write_text("from a file\n")
     check = COMPOSE["services"]["service"]["healthcheck"]["test"][1:]
@@ -304,10 +300,5 @@ def wait(process: "subprocess.Popen[str]", done: Any) -> None:
 
 def status(port: str, path: str, token: str = "") -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
+    url = f"http://127.0.0.1:{port}{path}"
+    return httpx.get(url, headers=headers, timeout=START_SECONDS).status_code

@@ -1,4 +1,5 @@
-"""Pages and pictures name files, modules and commands that exist, whatever is renamed."""
+"""Pages and pictures name files and modules that exist, whatever is renamed; `test_claims` has the
+commands."""
 
 import ast
 import re
@@ -13,7 +14,6 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"`([\w/.]+\.py)`")
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 IMPORT = re.compile(r"^ *(from autosync[\w.]* import [\w, ]+)$", re.MULTILINE)
-BENCHMARK = re.compile(r"python -m (benchmarks(?:\.\w+)+)")
 PICTURE_OF_RUNTIME = ROOT / "docs" / "pictures" / "way_of_a_gradient.svg"
 
 
@@ -46,12 +46,6 @@ def test_source_files_that_pages_name_exist() -> None:
     known = {name for _, name in found(SOURCE_FILE) if any(s.endswith(f"/{name}") for s in sources)}
     assert known
     assert [each for each in found(SOURCE_FILE) if each[1] not in known] == []
-
-
-def test_benchmarks_that_pages_name_exist() -> None:
-    named = {name for _, name in found(BENCHMARK)}
-    assert named
-    assert [name for name in named if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
 
 
 def test_the_picture_of_the_runtime_names_its_files() -> None:

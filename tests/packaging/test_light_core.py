@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autosync.api.cli.error_reporting import BROKEN
 from autosync.extras import EXTRA_OF, OF_SERVICE, OF_TUNE, failed_import
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +141,26 @@ def test_what_a_dependency_lacks_is_named_and_is_no_defect(tmp_path: Path) -> No
     assert "pip install numba" in text
     assert "Traceback" not in text
     assert "defect" not in text
+
+
+DEFECT = """
+import os, sys
+from autosync.api.cli.error_reporting import guarded
+os.environ["XDG_STATE_HOME"] = os.getcwd()
+sys.argv = ["autosync", "tune", "--url", "http://me:s3cret@tuner"]
+sys.exit(guarded(lambda: 1 // 0))
+"""
+
+
+def test_a_defect_is_logged_without_the_service(tmp_path: Path) -> None:
+    """Whose library masks the passwords of addresses: without it none of an address is written."""
+    done = run_without(OF_SERVICE, DEFECT, tmp_path)
+    assert done.returncode == BROKEN, done.stderr
+    assert "Unexpected ZeroDivisionError" in done.stderr
+    assert "Traceback" not in done.stderr
+    (log,) = (tmp_path / "autosync").iterdir()
+    assert "autosync tune --url ***" in log.read_text()
+    assert "s3cret" not in log.read_text()
 
 
 def test_an_installed_package_that_does_not_fit_is_named_with_its_version() -> None:

@@ -5,7 +5,6 @@ Its two processes are started by hand, as the page says.
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autosync.api.cli.main import app
+from tests.api.http.serving import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -48,11 +48,8 @@ def test_the_script_trains_alike_under_ddp_and_under_the_bundle(
 
 def loss_of(folder: Path, *arguments: str) -> float:
     """Rank 0's last loss. Each rank names a host of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     shared = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, "train.py", *arguments],

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autosync.cluster import Cluster, Device, MessageCost
+from autosync.cluster import Cluster, Device, MessageCost, Node
 from autosync.codes import Op
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import Population, encode
 from autosync.search.cluster_probe import (
+    MOST_GRADIENT_BYTES,
     OVERLAP_MESSAGES,
     measure_overlap,
     probe_costs,
@@ -97,6 +98,16 @@ def test_compute_is_stated_for_the_fastest_device() -> None:
     slow, fast = grid_cluster(2).nodes
     mixed = replace(grid_cluster(2), nodes=(slow, replace(fast, devices=(Device("v100"),))))
     assert probing_domain(mixed, 1.0).profile.device == "v100"
+
+
+def test_the_probed_model_fits_ranks_of_fast_nodes() -> None:
+    """Of eight ports of 400 Gbit/s, on which 16 ranks would sum up 13 GB meanwhile."""
+    fast = Node("a", (Device("h200", 8),), 3200.0, 3600.0)
+    domain = probing_domain(Cluster("fast", (fast, replace(fast, address="b"))), 1.0)
+    size_bytes = domain.graph.size_bytes
+    assert MOST_GRADIENT_BYTES <= size_bytes < MOST_GRADIENT_BYTES + 4 * len(domain.graph.variables)
+    ring_seconds = size_bytes * 2 * 15 / 16 / 400e9
+    assert domain.profile.compute_seconds == pytest.approx(ring_seconds / 2, rel=1e-3)
 
 
 def test_a_fit_needs_a_positive_measurement_for_each() -> None:

@@ -11,6 +11,7 @@ from autosync.documents import from_json, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.models import bundled
+from autosync.nccl_knobs import NcclKnobs
 from autosync.plan import PlanTable
 from autosync.population import Population, encode
 from autosync.profiling import profile_from_step_seconds
@@ -58,6 +59,16 @@ def test_gradients_travel_once_but_under_fully_shard(
     assert four[0] == pytest.approx(once[0] + 3 * 0.1)
     of_batch = TimelineSimulator().predict(domain, population)[1] - 0.01 / 16  # without the update
     assert four[1] == pytest.approx(once[1] + 3 * of_batch)
+
+
+def test_knobs_of_nccl_hold_in_all_batches() -> None:
+    domain = a100s()
+    plain = fully_sharded(domain, 16)
+    population = encode([plain, plain.carrying(NcclKnobs(max_ctas=1))], domain)
+    once = TimelineSimulator().predict(domain, population)
+    four = TimelineSimulator().predict(with_batches(domain, 4), population)
+    assert once[1] > 1.1 * once[0]
+    assert four == pytest.approx(once + 3 * (once - 0.01 / 16))
 
 
 def test_the_limit_holds_the_compute_of_all_batches() -> None:

@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 
 from autosync.extensions.staleness.document import Staleness
-from autosync.population import encode
 from autosync.simulator.explanation import explain
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, ParameterServer
 from tests.domains import chain_graph, domain_of
-from tests.simulator.worked_examples import cluster_of, strategy_of
+from tests.simulator.worked_examples import cluster_of, period, strategy_of
 
 
 def test_parts_by_hand() -> None:
@@ -46,7 +44,7 @@ def test_late_updates_have_an_account_of_their_seconds() -> None:
     domain = domain_of(chain_graph(((250_000,),) * 4), cluster_of(), 1e-3)
     late = strategy_of(domain, lambda v: ParameterServer(2, 0)).carrying(Staleness(2))
     told = explain(domain, late)
-    seconds = float(TimelineSimulator().predict(domain, encode([late], domain))[0])
+    (seconds,) = period(domain, late)
     assert seconds < told.step_seconds
     ((key, words),) = told.extensions
     assert key == "staleness"

@@ -11,7 +11,6 @@ from autosync.allowed import Allowed
 from autosync.cluster import Cluster, Link
 from autosync.domain import Domain
 from autosync.extensions.staleness.document import Staleness
-from autosync.population import encode
 from autosync.simulator.limit import iteration_limit, least_transfer
 from autosync.simulator.preemptive_schedule import (
     Run,
@@ -19,7 +18,6 @@ from autosync.simulator.preemptive_schedule import (
     longest_tail_first,
     preemptive_runs,
 )
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import AllReduce, Encoding, ParameterServer
 from tests.domains import chain_graph, domain_of
 from tests.simulator.worked_examples import cluster_of, period, random_strategy, strategy_of
@@ -45,8 +43,7 @@ def test_no_simulated_strategy_lies_below_the_limit(
 ) -> None:
     domain = domain_of(chain_graph(SHAPES, (1,), factor_rows=4), cluster, operation_seconds)
     rng = np.random.default_rng(5)
-    population = encode([random_strategy(domain, rng) for _ in range(300)], domain)
-    seconds = TimelineSimulator().predict(domain, population)
+    seconds = period(domain, *(random_strategy(domain, rng) for _ in range(300)))
     bound = iteration_limit(domain)
     assert seconds.min() >= bound.seconds * (1 - 1e-9)
     assert bound.seconds >= max(bound.compute_seconds, bound.transfer_seconds)
@@ -123,7 +120,7 @@ def test_stale_strategies_are_bound_by_compute_and_bytes_alone() -> None:
     assert bound.seconds == max(bound.compute_seconds, bound.transfer_seconds)
     assert bound.seconds < iteration_limit(domain).seconds
     strategies = [strategy_of(domain, way).carrying(Staleness(4)) for way in (AllReduce, one_owner)]
-    predicted = TimelineSimulator().predict(domain, encode(strategies, domain))
+    predicted = period(domain, *strategies)
     assert (predicted >= bound.seconds * (1 - 1e-9)).all()
 
 

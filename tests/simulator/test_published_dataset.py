@@ -141,11 +141,7 @@ def test_damaged_samples_are_left_out_and_told(published: Path, tmp_path: Path) 
 
 
 def copied(published: Path, folder: Path) -> Path:
-    for path in published.rglob("*"):
-        if path.is_file():
-            target = folder / path.relative_to(published)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
+    shutil.copytree(published, folder)
     return folder / "chain"
 
 

@@ -43,3 +43,8 @@ def test_what_the_model_itself_reads_is_not_tied() -> None:
     penalty = replace(graph.operations[-1], name="add", variables=(0, 1, 2, 3, 4))
     added = replace(graph, operations=(*graph.operations[:-1], penalty))
     assert held_units(domain_of(added)) == ("layers.0", "layers.1", "layers.2")
+
+
+def test_what_is_never_called_stays_in_the_root() -> None:
+    graph = replace(by_module(), uncalled=("layers", "layers.1"))
+    assert held_units(domain_of(graph)) == ("layers.0", "layers.2")

@@ -57,6 +57,13 @@ def clusters(
     from autosync.documents import to_data
 
     if name is not None:
+        from autosync.api.engine.request_checks import refuse_given
+
+        refuse_given(
+            {"--device": device, "--ranks": ranks, "--find": find},
+            "on a cluster that is named",
+            "Leave it out, or leave out the name to list clusters.",
+        )
         _show(name, json)
         return
     _check_device(device)

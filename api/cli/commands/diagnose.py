@@ -12,6 +12,7 @@ from autosync.api.cli.console import say
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.optimizers import FOR_OTHERS, OptimizerName
+from autosync.units import milliseconds
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +30,12 @@ SOME_RANKS = (
     "The traces are those of {given} of {ranks} ranks: time in which one of them waits for another "
     "rank counts as communication."
 )
+HOST_AHEAD = (
+    "GPUs went on for {behind} after the last marked iteration: the host runs ahead of them, and "
+    "its marks may be shorter than iterations. Call torch.cuda.synchronize() before prof.step()."
+)
+AHEAD_SHARE = 0.25
+"""Of an iteration, from which on a page says so."""
 
 
 def diagnose(
@@ -148,6 +155,8 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
     breakdown = break_down(traces)
     named = all(each.host for each in traces)
     ranks = max(each.world_size for each in traces)
+    behind = max(each.seconds_behind for each in traces)
+    is_ahead = behind > AHEAD_SHARE * breakdown.iteration_seconds
     return Diagnosis(
         len({each.host for each in traces}) if named else 0,
         "",
@@ -159,6 +168,7 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
             "Of traces alone nothing is predicted: the limit is what is left where all "
             "communication is hidden.",
             *(() if named else (NO_HOSTS,)),
+            *((HOST_AHEAD.format(behind=milliseconds(behind)),) if is_ahead else ()),
             *((SOME_RANKS.format(given=len(traces), ranks=ranks),) if len(traces) < ranks else ()),
         ),
     )

@@ -84,11 +84,11 @@ def import_cluster(
 
     Examples:
 
-        autosync import-cluster hostfile hosts.txt --device a100 --port-gbps 200 --topo topo.txt \
+        autosync import-cluster hostfile hosts.txt --device a100 --port-gbps 200 --topo topo.txt \\
             --transport infiniband
         autosync import-cluster slurm 'gpu[01-04]' --per-host 1 --device t4 --port-gbps 25
         autosync import-cluster ray 10.0.0.1:6379 --port-gbps 25 --intra-gbps 48 -o ray.yaml
-        autosync import-cluster autodist resource_spec.yml --device v100 --intra-gbps 900 \
+        autosync import-cluster autodist resource_spec.yml --device v100 --intra-gbps 900 \\
             --port-gbps 25
     """
     from autosync.cluster.cluster_file import save_cluster

@@ -45,6 +45,9 @@ def models(
     if name is not None:
         _show(load_graph(name, batch), json)
         return
+    from autosync.api.engine.request_checks import refuse_given
+
+    refuse_given({"--batch": batch}, "on the list of models", "Leave it out, or name a model.")
     specs = list(BUNDLED.values())
     if json:
         print_json(

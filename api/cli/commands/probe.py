@@ -59,6 +59,7 @@ def probe(
     from autosync.cluster.cluster_file import save_cluster
     from autosync.search.cluster_probe import probe_costs
     from autosync.trials.contract import reporting_waits
+    from autosync.trials.launchers.local_launcher import DESCRIPTION
 
     check_writable(output)
     set_up_launchers(prefix, python, ray_address)
@@ -76,7 +77,7 @@ def probe(
     save_cluster(found.cluster, output)
     _print(found.cluster)
     _print_agreement(found)
-    print_scales("local (unshaped links)" if where.name == "local" else where.name, *scales)
+    print_scales(DESCRIPTION if where.name == "local" else where.name, *scales)
     out.print(f"Written to [bold]{escape(str(output))}[/]: give it as CLUSTER.")
 
 

@@ -8,10 +8,10 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.added_options import uses_service
-from autosync.api.cli.console import out, print_json, print_table, say
+from autosync.api.cli.console import log_to_file, out, print_json, print_table, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
 from autosync.api.cli.output_files import check_writable, write_bytes, write_text
-from autosync.errors import InvalidInput
+from autosync.errors import AutosyncError, InvalidInput
 
 if TYPE_CHECKING:
     from autosync.api.cli.connection import Connection
@@ -77,7 +77,7 @@ def train(
     db: DatabaseUrl = DEFAULT_DATABASE,
     url: ServiceUrl = None,
 ) -> None:
-    """Train a simulator: on a dataset, into a file, or on all that a database's tunings measured.
+    """Train a simulator: on a dataset, into a file, or on what a database's tunings measured.
 
     With FOLDER and FILE it is judged on the domains of each model in turn, by one that learned from
     the others alone. Without, it becomes the database's next version, and is used from then on
@@ -88,7 +88,14 @@ def train(
         autosync simulator train datasets/runtimes -o trained.safetensors
         autosync simulator train --db sqlite:///autosync.db
     """
+    from autosync.api.engine.request_checks import refuse_given
+
     if folder is None and output is None:
+        refuse_given(
+            {"--encoder": None if encoder == "none" else encoder},
+            "on the next version of a database, which has none",
+            "Leave it out, or give FOLDER and --output.",
+        )
         return _train_version(db, url, seed)
     if folder is None or output is None:
         raise InvalidInput(
@@ -97,6 +104,11 @@ def train(
             value=None,
             remedy="Give both, or neither to train the next version of a database.",
         )
+    refuse_given(
+        {"--url": url},
+        "on a checkpoint, which is trained here",
+        "Leave it out; `autosync simulator add --url` stores the checkpoint at a service.",
+    )
     from autosync.simulator.learned.checkpoint import (
         CheckpointCard,
         library_versions,
@@ -145,8 +157,22 @@ def _train_version(db: str, url: str | None, seed: int) -> None:
             return
         from autosync.api.engine.queue_worker import this_worker, train_next
 
-        say("training on all that was measured")
-        train_next(at.database, this_worker(), threading.Event())
+        log = log_to_file("train")
+        say("training on what was measured")
+        while training.state == "queued" and train_next(
+            at.database, this_worker(), threading.Event()
+        ):  # an older one, whose worker is gone, goes first
+            training = at.client.simulators.training(training.id)
+        if training.state == "failed":
+            raise AutosyncError(
+                f"training {training.id[:8]} failed: {training.error}",
+                thing="training",
+                value=training.id,
+                remedy=f"Details: {log}. What was measured is kept, and may be trained on again.",
+            )
+        if training.version is None:
+            said = f": {escape(training.message)}" if training.message else ""
+            say(f"training {training.id[:8]} is {training.state}{said}")
         _print_versions(at.client.simulators.versions(limit=None))
 
 

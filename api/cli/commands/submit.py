@@ -100,7 +100,7 @@ def slurm(
     Examples:
 
         autosync submit slurm resnet50 my-cluster.yaml --sbatch=--time=01:00:00
-        autosync submit slurm resnet50 --nodes 2 \
+        autosync submit slurm resnet50 --nodes 2 \\
             --hardware='--per-host 8 --device a100 --port-gbps 200 --intra-gbps 600'
         autosync submit slurm resnet50 my-cluster.yaml --url http://tuner.example.com:8080
     """

@@ -161,7 +161,8 @@ def tune(
     domain: Domain | None = None
     estimate = {"--step-seconds": step_seconds, "--efficiency": efficiency}
     if model is not None and cluster is not None:
-        refuse_unused(spec.compute, {"--profile": profile or None, **estimate})
+        assumed: dict[str, object] = {"--profile": profile or None, "--device": device, **estimate}
+        refuse_unused(spec.compute, assumed)
         settings = ComputeSettings(step_seconds=step_seconds, efficiency=efficiency)
         choice = ProfileChoice(profile, device, settings)
         domain = load_domain(model, cluster, batch, choice, optimizer)
@@ -277,7 +278,8 @@ def _started(
     say(f"{scales}, budget {spec.budget} strategies")
     if spec.compute == "kernels":
         say(f"Trials compute kernels on {spec.compute_device}; what they take is measured first")
-    if tuning.launcher == "local":
+    by_nccl = spec.compute_device == "cuda" and domain.cluster.backend == "nccl"
+    if tuning.launcher == "local" and not (by_nccl and len(domain.cluster.nodes) == 1):
         warn_unshaped()
     say(f"[dim]Tuning {tuning.id[:8]} in {escape(place)}[/]")
     return tuning

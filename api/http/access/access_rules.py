@@ -107,10 +107,10 @@ def access_on(
         where it listens on all addresses. keys: whether the database has any.
 
     Raises:
-        InvalidInput: others could reach it, and there is neither a token nor a key; or the token as
-            `Access`.
+        InvalidInput: others could reach it, and there is neither a token nor a key; a name is none;
+            or the token as `Access`.
     """
-    hosts = [*LOOPBACK_HOSTS, *(hostname(name) for name in names)]
+    hosts = [*LOOPBACK_HOSTS, *map(_checked_name, names)]
     beyond = not is_loopback(host)
     if beyond and token is None and not keys:
         raise InvalidInput(
@@ -120,8 +120,21 @@ def access_on(
             remedy="Make one (`autosync db upgrade`, then `autosync keys add NAME --scope admin`), "
             f"set {TOKEN_VARIABLE} to a long random text, or listen on 127.0.0.1.",
         )
-    hosts.append(socket.gethostname().lower() if host in ANY_ADDRESS else host.lower())
+    own = _canonical(host)
+    hosts.append(socket.gethostname().lower() if own in ANY_ADDRESS else own)
     return Access(token, tuple(dict.fromkeys(hosts)), closed=beyond, https=https)
+
+
+def _checked_name(name: str) -> str:
+    found = hostname(name)
+    if not found:  # as of a URL: with an empty name any Host header that is none would be let in
+        raise InvalidInput(
+            f"{name[:80]!r} is no name of a host.",
+            thing="--allow-host",
+            value=name[:80],
+            remedy="Give the name alone, as tuner.example.com, or an address of IPv6 in brackets.",
+        )
+    return found
 
 
 def is_loopback(host: str) -> bool:
@@ -137,9 +150,17 @@ def hostname(host: str) -> str:
     if not HOST.fullmatch(host):
         return ""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return _canonical(urlsplit(f"//{host}").hostname or "")
     except ValueError:  # of brackets around what is no IPv6 address
         return ""
+
+
+def _canonical(host: str) -> str:
+    """An address as browsers send it, whichever way it was written; a name in lower case."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
 
 
 Way = Literal["key", "browser", "open"]

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
@@ -124,13 +125,19 @@ class Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 
+        request = Request(scope)
+        app = await self._refused(request) or self.app
+        caller: Caller | None = getattr(request.state, "caller", None)
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [*message["headers"], *headers]
+                headers = MutableHeaders(raw=[*message["headers"]])
+                headers.update(HEADERS)
+                if caller is not None and caller.way == "browser":
+                    headers["cache-control"] = "no-store"  # nor to be seen again after a log out
+                message["headers"] = headers.raw
             await send(message)
 
-        app = await self._refused(Request(scope)) or self.app
         await app(scope, receive, with_headers)
 
     async def _refused(self, request: Request) -> Response | None:

@@ -69,7 +69,7 @@ def post_training(
         int, Query(ge=0, lt=2**53, description="Noted in its card; nothing in a version is drawn.")
     ] = 0,
 ) -> SimulatorTraining:
-    """Train the next version on all that was measured. A worker takes it up when no tuning waits;
+    """Train the next version on what was measured. A worker takes it up when no tuning waits;
     one that waits already is answered."""
     with database.writing() as session:
         training_id = enqueue_training(session, seed=seed)

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.phases import TRIALS
-from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, Reading
+from autosync.api.http.dependencies import Cursor, DatabaseDep, Id, LimitsDep, Reading
 from autosync.api.http.page_templates import show
 from autosync.api.views import documents, reports, service
 from autosync.api.views.dashboard.framework_answers import framework_answers
@@ -210,14 +210,15 @@ def pause(tuning_id: Id, database: DatabaseDep) -> Response:
 
 
 @router.post("/resume")
-def resume(tuning_id: Id, database: DatabaseDep) -> Response:
-    tuning_control.resume(database, tuning_id)
+def resume(tuning_id: Id, database: DatabaseDep, limits: LimitsDep) -> Response:
+    tuning_control.resume(database, tuning_id, limits)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 
 @router.post("/notes")
 def write_notes(tuning_id: Id, database: DatabaseDep, tags: Text = "", note: Text = "") -> Response:
-    tuning_control.write_notes(database, tuning_id, tags, note)
+    lines = note.replace("\r\n", "\n")  # as browsers send each line break of a form
+    tuning_control.write_notes(database, tuning_id, tags, lines)
     return RedirectResponse(f"/tunings/{tuning_id}", 303)
 
 

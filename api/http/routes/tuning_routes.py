@@ -318,9 +318,9 @@ def pause_tuning(tuning_id: Id, database: DatabaseDep) -> ChangedTuning:
 
 
 @router.post("/{tuning_id}/resume", responses=REFUSED)
-def resume_tuning(tuning_id: Id, database: DatabaseDep) -> ChangedTuning:
+def resume_tuning(tuning_id: Id, database: DatabaseDep, limits: LimitsDep) -> ChangedTuning:
     """Back into the queue: one that is paused, failed or was cancelled. What it measured counts."""
-    return _changed(tuning_id, tuning_control.resume(database, tuning_id))
+    return _changed(tuning_id, tuning_control.resume(database, tuning_id, limits))
 
 
 def _changed(tuning_id: str, state: str) -> ChangedTuning:

@@ -61,7 +61,7 @@ def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
     spans: list[Point] = []
     medians: list[Point] = []
     for row, each in enumerate(values):
-        low, high = _ends(each.seconds)
+        low, high = each.seconds[0], each.seconds[-1]
         middle = median(each.seconds)
         tried = counted(len(each.seconds), "strategy", "strategies")
         words = f"{each.value}: {tried}, {milliseconds_between(low, high)}"
@@ -98,10 +98,6 @@ def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
         "Strategies differ in several choices at once, so a row does not show the effect of its "
         "choice alone.",
     )
-
-
-def _ends(seconds: tuple[float, ...]) -> tuple[float, float]:
-    return seconds[0], seconds[-1]
 
 
 def _values(label: StrategyLabel, kind: str) -> list[str]:

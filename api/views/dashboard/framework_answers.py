@@ -75,7 +75,10 @@ def _fastest(
     """
     found: dict[FrameworkName, tuple[str, tuple[str, ...]]] = {}
     for key in strategy_ids:
-        strategy = _strategy(session, key)
+        try:
+            strategy = _strategy(session, key)
+        except AutosyncError:  # an earlier version stored it, and this one refuses it
+            continue
         for name in OTHERS:
             if name not in found:
                 try:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.tables import StrategyRow
 from autosync.documents import from_json
+from autosync.errors import AutosyncError
 from autosync.extensions.registry import verification_of
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Strategy
@@ -86,12 +87,17 @@ def strategy_labels(session: Session, strategy_ids: Iterable[str]) -> dict[str, 
     query = select(StrategyRow.strategy_id, StrategyRow.document)
     found = {each: known for each in wanted if (known := _KNOWN.get(each)) is not None}
     for key, document in session.execute(query.where(StrategyRow.strategy_id.in_(new))):
-        found[key] = remembered(_KNOWN, key, partial(_of_document, document), 20_000)
+        found[key] = remembered(_KNOWN, key, partial(_of_document, key, document), 20_000)
     return found
 
 
-def _of_document(document: str) -> StrategyLabel:
-    return label_of(from_json(Strategy, document))
+def _of_document(strategy_id: str, document: str) -> StrategyLabel:
+    """Also of one that an earlier AutoSync stored and this one refuses: others stand beside it."""
+    try:
+        return label_of(from_json(Strategy, document))
+    except AutosyncError:
+        why = Chip("engine", "this version of AutoSync refuses its document")
+        return StrategyLabel("unreadable", strategy_id[:6], (why,))
 
 
 def label_of(strategy: Strategy) -> StrategyLabel:

@@ -64,7 +64,7 @@ def form_of_tuning(session: Session, tuning_id: str) -> FormOfTuning:
         "launcher": tuning.launcher,
         "simulator": tuning.simulator,
         "byte_scale": repr(tuning.byte_scale).removesuffix(".0"),
-        "time_scale": f"{tuning.time_scale:g}",
+        "time_scale": repr(tuning.time_scale).removesuffix(".0"),
         **{name: str(tuning.settings[name]) for name in IN_FORM},
     }
     return FormOfTuning(fields, others)

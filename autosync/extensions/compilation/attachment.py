@@ -82,7 +82,7 @@ class CompiledModel:
     ):
         names = own_names(model, entry)
         self._begins_with = [names[name] for name in entry.begins_with]
-        self.found: set[str] = {self._begins_with[0]}
+        self.found: set[str] = set()
         self._model, self._backend = model, backend
         self._handles = [optimizers[-1].register_step_post_hook(self._warn)] if optimizers else []
         model.compile(backend=self._compile)
@@ -90,11 +90,14 @@ class CompiledModel:
     def remove(self, keep_state: bool = True) -> None:
         self._drop_handles()
         self._model._compiled_call_impl = None
+        # The compiler counts what it has compiled of one function, for whichever backend, and runs
+        # the function eagerly behind a limit, which trials of one model would reach.
+        torch.compiler.reset()
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """Of torch.compile: a backend."""
         parts = cut(graph, self._begins_with[1:])
-        self.found |= set(parts.begins_with)
+        self.found |= {self._begins_with[0], *parts.begins_with}
         split = split_module(
             graph,
             None,  # type: ignore[arg-type]  # torch itself gives none
@@ -105,9 +108,11 @@ class CompiledModel:
             setattr(split, name, CompiledRegion(region, self._backend))
         return split
 
-    def _warn(self, *_: Any) -> None:
-        """Where the model's forward pass is several graphs, of which none has a region's first
-        module."""
+    def _warn(self, optimizer: Optimizer, *_: Any) -> None:
+        """Where the script does not call the model itself, or its forward pass is several graphs,
+        of which none has a region's first module."""
+        if not any(float(group.get("lr", 1)) for group in optimizer.param_groups):
+            return  # torch makes an optimizer's state so, before any forward pass
         self._drop_handles()
         missing = [name for name in self._begins_with if name not in self.found]
         if missing:

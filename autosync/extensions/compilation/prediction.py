@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from autosync.domain import Domain
 from autosync.extensions.compilation.document import CompiledRegions
 from autosync.extensions.compilation.verification import first_use
-from autosync.extensions.registry import entry_of
 from autosync.population import Population
 from autosync.simulator.extension_prediction import Prediction
 from autosync.strategy import Strategy
@@ -25,9 +24,8 @@ class CompilationPrediction(Prediction):
     def restated(self, domain: Domain, population: Population, index: int) -> Domain:
         """All seconds of a region's backward pass are those of the operation that it begins with,
         and all of the forward pass those of its last operation."""
-        entry = entry_of(population.extensions[population.extension[index]], CompiledRegions)
-        if entry is None:
-            return domain
+        entry = population.entry(index, CompiledRegions)
+        assert entry is not None
         profile = domain.profile
         forward = np.zeros(len(profile.forward_seconds))
         forward[-1] = sum(profile.forward_seconds)

@@ -11,8 +11,7 @@ def check_strategy(strategy: Strategy) -> None:
     buckets; beside other extensions that work within a forward pass; or where a gradient travels as
     factors, which hooks within a region would collect."""
     entry = strategy.extension(CompiledRegions)
-    if entry is None:
-        return
+    assert entry is not None
     why = ""
     if strategy.run_by_torch:
         engine = "fully_shard" if strategy.engine is not None else "DDP"
@@ -40,8 +39,7 @@ def verify(strategy: Strategy, domain: Domain, allow_inexact: bool) -> None:
     model, or out of order."""
     check_strategy(strategy)
     entry = strategy.extension(CompiledRegions)
-    if entry is None:
-        return
+    assert entry is not None
     uses = [first_use(domain, name) for name in entry.begins_with]
     for name, use in zip(entry.begins_with, uses, strict=True):
         if use < 0:
@@ -74,5 +72,6 @@ def describe(strategy: Strategy, domain: Domain | None) -> list[str]:
 
 def label(strategy: Strategy) -> str:
     entry = strategy.extension(CompiledRegions)
-    count = len(entry.regions) if entry else 0
+    assert entry is not None
+    count = len(entry.regions)
     return f"compiled in {count} regions" if count != 1 else "compiled in one region"

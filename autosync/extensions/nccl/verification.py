@@ -15,6 +15,7 @@ def check_strategy(strategy: Strategy) -> None:
     """Raises InvalidStrategy where they state nothing, or an algorithm that cannot run what a plan
     sends: its reductions weigh the ranks' gradients by their shares."""
     knobs = strategy.extension(NcclKnobs)
+    assert knobs is not None
     if knobs == NcclKnobs():
         raise InvalidStrategy(
             "the strategy's nccl states nothing.",
@@ -22,7 +23,7 @@ def check_strategy(strategy: Strategy) -> None:
             value="{}",
             remedy="Leave it out, or state ranges, CTAs, sockets or pxn.",
         )
-    for each in knobs.ranges if knobs is not None and not strategy.run_by_torch else ():
+    for each in knobs.ranges if not strategy.run_by_torch else ():
         if each.algorithm in PLAIN_SUMS_ONLY and each.operation in WEIGHED:
             raise InvalidStrategy(
                 f"the strategy forces {each.algorithm} for {each.operation}, which adds up plain "
@@ -56,8 +57,7 @@ def label(strategy: Strategy) -> str:
 
 def _words(strategy: Strategy) -> list[str]:
     knobs = strategy.extension(NcclKnobs)
-    if knobs is None:
-        return []
+    assert knobs is not None
     found = []
     for each in knobs.ranges:
         size = f" from {each.least_bytes} bytes on" if each.least_bytes else ""

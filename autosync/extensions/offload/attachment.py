@@ -238,6 +238,8 @@ class HostSwapper:
             held > self._most_bytes or self.states.sizes() != self.recorded.states
         ):
             self._of_pass = None
+        if self._of_pass is None:
+            self._device.free.clear()  # from here on other sizes may wait on the host
         stay = (*self._model.parameters(), *self._model.buffers())
         unswapped = {tensor.untyped_storage()._cdata for tensor in stay}
         self._current = SwappedPass(

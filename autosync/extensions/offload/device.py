@@ -141,7 +141,7 @@ class GpuTransfers:
 @dataclass(frozen=True, slots=True)
 class SwapDevice:
     """free: host buffers that no tensor waits in, by their bytes, each with the last transfer that
-    used it. Passes are alike, so a buffer fits again in the next one."""
+    used it. Passes are alike, so a buffer fits again, until a pass is recorded anew."""
 
     memory: Arena | GpuMemory
     transfers: ThreadTransfers | GpuTransfers

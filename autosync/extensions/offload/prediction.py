@@ -82,7 +82,8 @@ class OffloadPrediction(Prediction):
     def check_peaks(self, strategy: Strategy, peaks: F64) -> None:
         """Raises BudgetTooSmall where its budget does not hold a step."""
         swap, rank = strategy.extension(Offload), int(peaks.argmax())
-        if swap is None or peaks[rank] <= swap.budget_bytes:
+        assert swap is not None
+        if peaks[rank] <= swap.budget_bytes:
             return
         least = int(np.ceil(peaks[rank]))
         raise BudgetTooSmall(

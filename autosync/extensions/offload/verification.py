@@ -18,8 +18,7 @@ def check_strategy(strategy: Strategy) -> None:
     beside placed modules; or optimizer state, where ranks update it in parts, or at any time; or
     values."""
     swap = strategy.extension(Offload)
-    if swap is None:
-        return
+    assert swap is not None
     check_values_stay(swap)
     if strategy.engine is not None:
         raise InvalidStrategy(

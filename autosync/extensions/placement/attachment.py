@@ -24,12 +24,12 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.placement.document import PlacedModule, modules_of
 from autosync.extensions.placement.placed_forward import PlacedForward
 from autosync.extensions.placement.replayed_passes import PlacedPasses
-from autosync.extensions.placement.row_exchange import RowExchange, exchanging
+from autosync.extensions.placement.row_exchange import RowExchange
 from autosync.extensions.seams import Divide
 from autosync.plan import Plan
 from autosync.runtime.bundle_fit import modules_alike
 from autosync.runtime.device.model_tensors import device_of
-from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.hooks.model_hooks import REDUCE, Removable
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.process_groups import Groups
@@ -103,20 +103,22 @@ class PlacementAttachment:
             held_state(self._optimizer).pop(placed.parameter, None)
 
     def give_back(self, with_state: bool = True) -> None:
-        """Every rank holds every variable again. A collective. with_state: the optimizer's state,
-        too; else that of these variables is gone on every rank."""
+        """Every rank holds every variable again, trained or frozen as where it was held. A
+        collective. with_state: the optimizer's state, too; else that of these variables is gone on
+        every rank."""
         if not self._parameters:
             return
         self._calls.meet("detach()")
         state = self._gathered_state() if with_state else {}
         places = self._places()
-        for placed in self._parameters:
+        trained = self._exchange.gather([each.parameter.requires_grad for each in self._parameters])
+        for number, placed in enumerate(self._parameters):
             value = self._value(placed)
             if not with_state:
                 held_state(self._optimizer).pop(placed.parameter, None)
             if not placed.is_held:
                 placed.parameter.data = placed.laid_out(value)
-                placed.parameter.requires_grad_(True)
+                placed.parameter.requires_grad_(bool(trained[placed.source][number]))
                 if (of_it := state.get(places.get(id(placed.parameter), -1))) is not None:
                     held_state(self._optimizer)[placed.parameter] = of_it
 
@@ -153,7 +155,7 @@ class PlacementAttachment:
         return self._exchange.broadcast(value, placed.source)
 
     def _fill(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-        with exchanging():
+        with self._exchange.exchanging():
             self._calls.meet("model.state_dict()")
         for placed in self._parameters:
             if placed.module is module:
@@ -193,7 +195,7 @@ class PlacementAttachment:
     def _fill_optimizer_state(
         self, optimizer: Optimizer, state_dict: dict[str, Any]
     ) -> dict[str, Any]:
-        with exchanging():
+        with self._exchange.exchanging():
             self._calls.meet("optimizer.state_dict()")
             gathered = self._gathered_state()
         whole = gathered | state_dict["state"]
@@ -250,13 +252,13 @@ def attach(
     group: dist.ProcessGroup,
     groups: Groups,
     store: Store,
-    trace: ExecutionTrace | None = None,
+    monitor: Monitor,
 ) -> PlacementAttachment:
     """See `seams.Divide`. found: the placed modules, by the names that the model has for them; none
     of a model that stands in for another. `release` has to follow."""
     everyone = tuple(range(group.size()))
     dealing = groups.get("placement", everyone, "gloo")
-    exchange = RowExchange(dealing, group.rank(), plan.shares, trace)
+    exchange = RowExchange(dealing, group.rank(), plan.shares, monitor)
     meetings = groups.get("placement-calls", everyone, "gloo")
     calls = CollectiveCalls(meetings, PrefixStore("placement", store))
     apart = [placed for placed in modules_of(plan) if len(placed.ranks) < group.size()]

@@ -17,6 +17,7 @@ from autosync.errors import AutosyncError, NotSupported
 from autosync.extensions.placement.document import PlacedModule, dealt_rows
 from autosync.extensions.placement.row_exchange import RowExchange, no_rows, route_between, tied
 from autosync.runtime.execution.pending import tensors_in
+from autosync.runtime.transport.refusals import reported
 
 ROUNDING = 1e-3
 """Of the largest output: one sample alone may be computed in another order than in its batch. A mix
@@ -78,11 +79,12 @@ class PlacedForward:
         if form is None or checking:
             form = self._forms[signature] = self._agreed_form(text, source, failure)
             self._checked |= checking
+        in_training = not all(target)  # else its parameters may have been frozen since
+        if failure is None and text and OutputForm.from_text(text).differs(form, in_training):
+            failure = self._changing("has changed")
         if failure is not None:
+            exchange.stop(self._reported(failure))
             raise failure
-        # Where every rank computes it, its parameters may have been frozen since.
-        if text and OutputForm.from_text(text).differs(form, in_training=not all(target)):
-            raise self._changing("has changed")
         inputs = [value for value in (*own, *named.values()) if isinstance(value, Tensor)]
         items: tuple[Any, ...] = items_of(output)
         if target[rank]:
@@ -143,8 +145,8 @@ class PlacedForward:
 
     def _computed(
         self, args: list[Any], kwargs: dict[str, Any], rows: int
-    ) -> tuple[Any, str, AutosyncError | None]:
-        """Of a rank's rows: what the module gives out, its form as text, or why it is refused."""
+    ) -> tuple[Any, str, Exception | None]:
+        """Of a rank's rows: what the module gives out, its form as text, or why there is none."""
         if not rows:
             return None, "", None
         try:
@@ -152,12 +154,15 @@ class PlacedForward:
                 check_samples_alone(self._name, self._module, self._forward, tuple(args), kwargs)
             output = self._forward(*args, **kwargs)
             return output, form_of(self._name, output, rows).to_text(), None
-        except AutosyncError as error:
-            return None, f"{REFUSED}{error.message}", error
+        except Exception as error:  # the module's own code may raise anything
+            return None, f"{REFUSED}{self._reported(error).message}", error
 
-    def _agreed_form(self, text: str, source: int, failure: AutosyncError | None) -> "OutputForm":
-        """The form that `source` reports. Raises NotSupported on every rank where one refuses, or
-        where two that compute give out different forms."""
+    def _reported(self, error: Exception) -> AutosyncError:
+        return reported(error, f"module {self._name!r}")
+
+    def _agreed_form(self, text: str, source: int, failure: Exception | None) -> "OutputForm":
+        """The form that `source` reports. Raises NotSupported on every rank where one refuses or
+        fails, or where two that compute give out different forms."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) if text else 0
         reports = self._exchange.gather([failure is not None, digest])
         source = next((rank for rank, (refuses, _) in enumerate(reports) if refuses), source)

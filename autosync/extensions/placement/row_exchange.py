@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from autosync.errors import AutosyncError
 from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.execution.monitor import Monitor
 from autosync.runtime.transport.base import lost_peer
 
 
@@ -55,12 +57,34 @@ def _common(first: tuple[int, int], second: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """Between the ranks of a gloo group of its own. shares: of the replicas. trace: notes deals."""
+    """Between the ranks of a gloo group of its own. shares: of the replicas. monitor: of the plan,
+    by which a rank that cannot go on tells the others why."""
 
     group: Any
     rank: int
     shares: tuple[float, ...]
-    trace: ExecutionTrace | None = None
+    monitor: Monitor | None = None
+
+    @property
+    def trace(self) -> ExecutionTrace | None:
+        """Notes deals."""
+        return None if self.monitor is None else self.monitor.trace
+
+    def stop(self, error: AutosyncError) -> None:
+        """This rank alone cannot go on, while the others wait in a deal: all end with its error."""
+        if self.monitor is not None and self.monitor.failure is None:
+            self.monitor.stop(error)
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Raises SynchronizationFailed where a peer is lost, or what it has refused before."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = f"ranks with placed modules did not exchange what they hold: {error}"
+            if self.monitor is not None:
+                raise self.monitor.fail(text, "process_group") from error
+            raise lost_peer(text, "process_group", None, state_is_split=False) from error
 
     def deal(self, rows: Tensor, route: RowRoute) -> Tensor:
         """This rank's rows of the other division; gradients go the way back. A collective."""
@@ -74,7 +98,7 @@ class RowExchange:
         row_bytes = tail.numel() * rows.element_size()
         given = rows.detach().contiguous().view(-1).view(torch.uint8)
         begun = time.monotonic()
-        with exchanging():
+        with self.exchanging():
             self.group.alltoall_base(
                 made.view(-1).view(torch.uint8),
                 given,
@@ -91,7 +115,7 @@ class RowExchange:
         mine = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(mine) for _ in self.shares]
         begun = time.monotonic()
-        with exchanging():
+        with self.exchanging():
             self.group.allgather([found], [mine]).wait()
         if self.trace is not None:
             self.trace.dealt("all_gather", begun, mine.nbytes * (len(self.shares) - 1))
@@ -101,7 +125,7 @@ class RowExchange:
         """The source's tensor, into one of the same shape and type on every rank. A collective."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        with exchanging():
+        with self.exchanging():
             self.group.broadcast([value.view(-1).view(torch.uint8)], options).wait()
         return value
 
@@ -192,13 +216,3 @@ class _NoRows(torch.autograd.Function):
             for form in ctx.inputs
         )
         return None, None, *zeros
-
-
-@contextmanager
-def exchanging() -> Iterator[None]:
-    """Raises SynchronizationFailed where a peer is lost."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = f"ranks with placed modules did not exchange what they hold: {error}"
-        raise lost_peer(text, "process_group", None, state_is_split=False) from error

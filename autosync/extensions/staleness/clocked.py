@@ -35,7 +35,7 @@ from autosync.runtime.hooks.model_hooks import (
     Removable,
     check_not_in_ddp,
 )
-from autosync.runtime.hooks.optimizer_coverage import CoverageGuard
+from autosync.runtime.hooks.optimizer_coverage import CoverageGuard, renormalized_tables
 from autosync.runtime.hooks.synchronized_optimizer import wrap_steps
 from autosync.runtime.hooks.torch_compile import opaque
 from autosync.runtime.transport.agreement import (
@@ -66,8 +66,8 @@ class ClockedAttachment:
     given: the optimizer. parameters: of the plan's variables, in its order. share: this rank's part
     of the average. max_grad_norm: of each rank's own gradient. groups: what the end closes.
     module_buffers: brings the modules' buffers to rank 0's. before: the values before a step, by
-    bucket. ages: how many steps have returned with values of which age, in iterations. loading: the
-    module whose `load_state_dict` is at work.
+    bucket. shown: those that parameters were given last. ages: how many steps have returned with
+    values of which age, in iterations. loading: the module whose `load_state_dict` is at work.
     """
 
     model: nn.Module
@@ -85,6 +85,7 @@ class ClockedAttachment:
     server: ShardServer
     handles: list[Removable] = field(default_factory=list)
     ages: Counter[int] = field(default_factory=Counter)
+    shown: dict[int, Tensor] = field(default_factory=dict)
     loading: nn.Module | None = None
 
     @property
@@ -97,6 +98,7 @@ class ClockedAttachment:
 
     def install(self) -> None:
         """Put it on; `unhook` takes back what this has done."""
+        self.shown = self.before
         model, optimizer = self.model, self.given
         planned = {id(parameter) for parameter in self.parameters}
         within = {name: p for name, p in model.named_parameters() if id(p) in planned}
@@ -112,7 +114,9 @@ class ClockedAttachment:
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_state_dict_pre_hook(self._before_optimizer_state),
             model.register_forward_pre_hook(opaque(lambda *given: self._before_forward(*given))),
-            model.register_state_dict_pre_hook(lambda *_: self.synchronize("model.state_dict()")),
+            model.register_state_dict_pre_hook(
+                lambda *_: self.synchronize("model.state_dict()", saves=True)
+            ),
             *self._watch_loading(),
             ModelMethods(model, self.no_sync, self.reporting),
         ]
@@ -182,26 +186,43 @@ class ClockedAttachment:
             update.sub_(before).mul_(self.share)
             bucket.scatter(before.add_(update), self.parameters)
         self.client.send(exchange, self.server)
-        if (values := self.client.read()) is not None:
+        values = self.client.read()
+        if values is not None:
             for bucket in self.buckets:
                 bucket.scatter(values[bucket.index], self.parameters)
+        self.shown = self.before if values is None else values
         self.ages[self.client.age] += 1
 
-    def synchronize(self, call: str) -> None:
+    def _written_into(self) -> str:
+        """A variable that has no longer the values that it was given last; empty where all have
+        them. Tables that forward passes renormalize do not count."""
+        changed = {
+            id(self.parameters[variable])
+            for bucket in self.buckets
+            for variable in bucket.changed(self.shown[bucket.index], self.parameters)
+        }
+        changed -= {id(table.weight) for table in renormalized_tables(self.model).values()}
+        named = self.model.named_parameters()
+        return next((name for name, parameter in named if id(parameter) in changed), "")
+
+    def synchronize(self, call: str, saves: bool = False) -> None:
         """Every rank holds the sum of all updates, and rank 0's module buffers. A collective, after
-        as many steps on every rank. call: of the script, for which it is.
+        as many steps on every rank. call: of the script, for which it is. saves: what scripts have
+        written into parameters since is not to be replaced.
 
         Raises:
             InvalidInput: ranks have taken different numbers of steps.
-            NotSupported: a module buffer has changed its shape; or a rank has refused to go on, in
-                its words.
+            NotSupported: a module buffer has changed its shape; there are written values that are
+                not to be replaced; or a rank has refused to go on, in its words.
             SynchronizationFailed: a rank died, or did not come.
         """
         self.client.check()
         control = self.meeting.control
         with self.reporting(call), ranks_meet():
             self.calls.meet(call)
-            steps = [int(text) for text in gather_texts(control, str(self.client.iterations))]
+            mine = self.client.iterations, self._written_into() if saves else ""
+            said = [json.loads(text) for text in gather_texts(control, json.dumps(mine))]
+            steps = [taken for taken, _ in said]
             if len({*steps}) > 1:
                 raise InvalidInput(
                     f"{call} needs every rank's updates, and the ranks have taken {steps} steps.",
@@ -209,6 +230,9 @@ class ClockedAttachment:
                     value=steps,
                     remedy="Let every rank take as many steps before it.",
                 )
+            for rank, (_, name) in enumerate(said):
+                if name:
+                    raise _written(call, name, rank)
             self.client.read_own()
             self._barrier()  # from here on every server holds every update
             for bucket in self.buckets:
@@ -219,6 +243,7 @@ class ClockedAttachment:
                 options.rootRank = bucket.owner
                 control.broadcast([flat], options).wait()
                 bucket.scatter(flat, self.parameters)
+            self.shown = self.before
             self.client.drop()
             self.module_buffers.start(lambda work: work.wait())
             self.module_buffers.finish(lambda work: work.wait())
@@ -282,7 +307,7 @@ class ClockedAttachment:
         self.meeting.control.barrier(dist.BarrierOptions()).wait()
 
     def _before_optimizer_state(self, *_: Any) -> None:
-        self.synchronize("optimizer.state_dict()")
+        self.synchronize("optimizer.state_dict()", saves=True)
         self._take_mean_state()
 
     def _before_loading(self, module: nn.Module) -> None:
@@ -296,9 +321,9 @@ class ClockedAttachment:
             return
         self.loading = None
         for bucket in self.buckets:
+            flat = self.before[bucket.index]
+            bucket.gather(self.parameters, flat)
             if bucket.owner == self.groups.rank:
-                flat = self.before[bucket.index]
-                bucket.gather(self.parameters, flat)
                 self.server.owned[bucket.index].values.copy_(flat)
         with ranks_meet():
             self._barrier()
@@ -361,3 +386,15 @@ def _check_unscaled(optimizer: Optimizer, *_: Any) -> None:
             thing="GradScaler",
             remedy="Train in bfloat16 or float32, or use a strategy of staleness 0.",
         )
+
+
+def _written(call: str, name: str, rank: int) -> NotSupported:
+    return NotSupported(
+        f"the script has written into variable {name!r} on rank {rank} since the last step(), as "
+        f"one does that swaps an average of weights in: {call} would put the servers' values in "
+        "its place.",
+        thing=f"variable {name}",
+        value=call,
+        remedy="Swap averages into a copy of the model, and save that; change the values of all "
+        "ranks by load_state_dict().",
+    )

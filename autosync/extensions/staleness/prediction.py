@@ -77,8 +77,7 @@ class StalenessPrediction(Prediction):
     def account(self, domain: Domain, strategy: Strategy) -> list[str]:
         """Its seconds: an explanation's parts are those of an iteration that waits for updates."""
         late = strategy.extension(Staleness)
-        if late is None:
-            return []
+        assert late is not None
         population = encode([strategy], domain)
         (seconds,) = simulate(compile_plans_fast(population, domain), population, domain).tolist()
         return [

@@ -122,6 +122,14 @@ class ClockedBucket:
             value = flat[segment.start : segment.stop].view(segment.shape)
             parameters[segment.variable].detach()[segment.region].copy_(value)
 
+    def changed(self, flat: Tensor, parameters: Sequence[Tensor]) -> Iterator[int]:
+        """Variables that have no longer the values that `scatter` gave them of `flat`."""
+        for segment in self.segments:
+            own = parameters[segment.variable].detach()[segment.region]
+            value = flat[segment.start : segment.stop].view(segment.shape).to(own.dtype)
+            if not torch.allclose(own, value, rtol=0.0, atol=0.0, equal_nan=True):
+                yield segment.variable
+
 
 def clocked_buckets(plan: Plan, parameters: Sequence[Tensor]) -> list[ClockedBucket]:
     """In the order in which the plan sends them. parameters: of the plan's variables."""

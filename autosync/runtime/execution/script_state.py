@@ -97,9 +97,6 @@ class ScriptState:
         of what is split, these parts alone."""
         engine = self._engine
         engine.flush()
-        self._begun.discard(id(optimizer))
-        if state_dict["state"]:
-            self._begun.add(id(optimizer))
         if self.in_parts:
             saved = [key for group in state_dict["param_groups"] for key in group["params"]]
             keys = dict(zip(_parameters(optimizer), saved, strict=True))
@@ -114,6 +111,9 @@ class ScriptState:
             with as_plain(optimizer):
                 optimizer.load_state_dict(state_dict)
             engine.state.take_parts()
+        self._begun.discard(id(optimizer))
+        if state_dict["state"]:
+            self._begun.add(id(optimizer))
 
     def make(self, optimizer: Optimizer) -> bool:
         """Whether a `step()` only asks for the state of an optimizer that has none, as

@@ -49,13 +49,16 @@ class Gates:
         self._handles: list[InFront] = []
         self._called_modules: set[nn.Module] = set()
         self._watch: list[RemovableHandle] = []
+        self._following: dict[nn.Module, Callable[..., None]] = {}
 
     def install(self, before: Hook, after: Hook, before_buffers: Hook) -> None:
         """before, after: of a forward pass of the model. before_buffers: of a module that has
         buffers. Once more where a module is compiled meanwhile."""
         self._before, self._after, self._before_buffers = before, after, before_buffers
         for module in self.model.modules():
-            module.__dict__["compile"] = self._compile_of(module)
+            if "compile" not in module.__dict__ and callable(module.compile):  # else a script's own
+                self._following[module] = self._compile_of(module)
+                module.__dict__["compile"] = self._following[module]
         self._install()
 
     def _compile_of(self, module: nn.Module) -> Callable[..., None]:
@@ -168,5 +171,6 @@ class Gates:
     def close(self) -> None:
         self._end_watch()
         self._remove()
-        for module in self.model.modules():
-            module.__dict__.pop("compile", None)
+        for module, following in self._following.items():
+            if module.__dict__.get("compile") is following:
+                del module.__dict__["compile"]

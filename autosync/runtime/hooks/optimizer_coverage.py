@@ -102,13 +102,18 @@ def warn_unheld(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         )
 
 
-def warn_renormalized(model: nn.Module) -> None:
-    """Say which tables a forward pass changes, each rank the rows of its own batch."""
-    tables = [
-        name
+def renormalized_tables(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+    """Those that a forward pass changes, by name."""
+    return {
+        name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
-    ]
+    }
+
+
+def warn_renormalized(model: nn.Module) -> None:
+    """Say which tables a forward pass changes, each rank the rows of its own batch."""
+    tables = list(renormalized_tables(model))
     if tables:
         warnings.warn(
             f"with max_norm, a forward pass of {_listed(tables)} renormalizes the rows that a "

@@ -51,10 +51,16 @@ def ranks_meet() -> Iterator[None]:
         ) from error
 
 
+def place_of(group: Any) -> torch.device:
+    """Where values are that a group moves: in host memory, if it can. group: of torch's, or a
+    backend of gloo."""
+    registered = isinstance(group, dist.ProcessGroup)
+    return torch.device(dist.distributed_c10d._get_object_coll_device(group)) if registered else CPU
+
+
 def gather_texts(group: Any, mine: str, patience: timedelta | None = None) -> list[str]:
     """What every rank says, by rank. A collective. group: of torch's, or a backend of gloo."""
-    registered = isinstance(group, dist.ProcessGroup)
-    place = dist.distributed_c10d._get_object_coll_device(group) if registered else "cpu"
+    place = place_of(group)
     said = torch.frombuffer(bytearray(mine.encode()), dtype=torch.uint8).to(place)
     lengths = _gathered(group, torch.tensor([len(said)], device=place), patience)
     padded = said.new_zeros(int(max(lengths)))
@@ -176,7 +182,8 @@ def _check_alike(reports: Sequence[RankReport]) -> None:
                 "ranks.",
                 thing=name,
                 value={0: value, **others},
-                remedy="Give every rank the same bundle file and the same arguments.",
+                remedy="Give every rank the same bundle file and arguments, and a model on the "
+                "same kind of device.",
             )
 
 

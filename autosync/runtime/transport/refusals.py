@@ -64,10 +64,11 @@ class Refusals:
 
     def post(self, error: AutosyncError, final: bool = False) -> None:
         """Before this rank ends its process groups, or stays away from what the others wait for.
-        The first entry of a kind stays: that is the cause. final: this rank cannot go on, whatever
-        its script does."""
+        The first rank's entry of a kind stays: that is the cause. final: this rank cannot go on,
+        whatever its script does."""
         text = self._text(error)
         if not final:
+            self.withdraw()  # its last one, which no later call would find
             self._mine = text
         self._set_first(REFUSAL if final else CAUGHT, text)
 

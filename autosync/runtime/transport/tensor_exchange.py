@@ -18,7 +18,12 @@ from torch import Tensor, nn
 
 from autosync.errors import NotSupported
 from autosync.runtime.device.model_tensors import dense_strides
-from autosync.runtime.transport.agreement import RankReport, exchange_reports, gather_texts
+from autosync.runtime.transport.agreement import (
+    RankReport,
+    exchange_reports,
+    gather_texts,
+    place_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -134,8 +139,8 @@ def _send(group: Any, source: int, to: int, flat: Tensor) -> None:
 def share_initial_values(control: Any, model: nn.Module, on_device: Any = None) -> None:
     """Every rank gets rank 0's parameters and buffers, as with torch's DDP. A collective.
 
-    control: a process group that moves host memory. on_device: of the same ranks, one that moves
-    the memory of the model's device; without, its values go through host memory.
+    control: a process group, through which go what is in host memory and, without `on_device`, all
+    values. on_device: of the same ranks, one that moves the memory of the model's device.
 
     Raises:
         InvalidInput: on every rank, where one has other tensors than rank 0: a broadcast between
@@ -146,7 +151,7 @@ def share_initial_values(control: Any, model: nn.Module, on_device: Any = None) 
     for device in dict.fromkeys(tensor.device for tensor in held):
         here = [tensor for tensor in held if tensor.device == device]
         through_host = on_device is None or device.type == "cpu"
-        group, place = (control, CPU) if through_host else (on_device, device)
+        group, place = (control, place_of(control)) if through_host else (on_device, device)
         for _ in transferred(here, group.rank() == 0, partial(_broadcast, group, 0), place):
             pass
 

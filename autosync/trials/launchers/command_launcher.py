@@ -32,13 +32,18 @@ shell for syntax. Cluster files may come from a request."""
 REMOTE_SHELLS = frozenset({"ssh", "rsh"})
 """Programs that join their words with spaces and hand them to a shell on the other side."""
 
+MPI_STARTERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
+"""Programs that start others without a shell, and may themselves reach hosts by ssh: `--mca
+plm_rsh_agent ssh`, `-bootstrap ssh`."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommandLauncher:
     """prefix: words before the worker's command, split as a shell would. `{host}` is the node's
         address, `{node}` and `{rank}` their numbers. `{command}`, where the prefix has it, is
         the worker's command, quoted for a shell; without it the command's words follow the
-        prefix as they are (quoted as one word where a word of the prefix is ssh or rsh).
+        prefix as they are (quoted as one word where a word of the prefix is ssh or rsh, unless a
+        starter of MPI comes before it).
     python: interpreter on the hosts, which has autosync installed.
     environment: passed on the worker's command line (`env NAME=value ...`).
     interface: the network interface gloo binds to; by default the one that leads to rank 0.
@@ -116,8 +121,9 @@ class CommandPlace:
         words = self.prefix_words(quoted)
         if "{command}" in self.launcher.prefix:
             return words
-        named = {PurePath(word).name for word in shlex.split(self.launcher.prefix)}
-        return [*words, quoted] if named & REMOTE_SHELLS else [*words, *command]
+        named = (PurePath(word).name for word in shlex.split(self.launcher.prefix))
+        first = next((name for name in named if name in REMOTE_SHELLS | MPI_STARTERS), "")
+        return [*words, quoted] if first in REMOTE_SHELLS else [*words, *command]
 
     def prefix_words(self, quoted_command: str) -> list[str]:
         values = {

@@ -21,9 +21,10 @@ from autosync.trials.pool.worker_process import (
     WorkerProcess,
     worker_arguments,
 )
+from autosync.trials.request_names import UNSHAPED
 
 LOOPBACK = "127.0.0.1"
-DESCRIPTION = "local (unshaped links)"
+DESCRIPTION = f"local ({UNSHAPED})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,19 @@ class LocalLauncher(MachineLauncher):
             refuse_fewer_gpus(workload.domain.world_size, self.share_gpus)
         return self.pool(
             workload,
-            place=DESCRIPTION,
+            place=self._description(workload),
             entries=[((), ())] * workload.domain.world_size,
             interface="lo",
             host=LOOPBACK,
             links="loopback",
             nccl=shared_gpu_environment if self.share_gpus else None,
         )
+
+    def _description(self, workload: Workload) -> str:
+        """Between GPUs of one node NCCL takes the node's own links, unless ranks share GPUs."""
+        one_node = len(workload.domain.cluster.nodes) == 1
+        own = one_node and workload.backend == "nccl" and not self.share_gpus
+        return self.name if own else DESCRIPTION
 
 
 def refuse_dedicated_servers(workload: Workload) -> None:

@@ -241,6 +241,12 @@ def check_tunable(
     check_options(ddp_options, "autosync")
     if max_grad_norm and len(optimizers) > 1:
         raise clipping_of_several()
+    check_stateful(others)
+    warn_unheld(model, optimizers)
+
+
+def check_stateful(others: Sequence[object]) -> None:
+    """Raises InvalidInput where one of them has no state to put back."""
     for place, other in enumerate(others):
         if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
             kind = type(other).__name__
@@ -251,7 +257,6 @@ def check_tunable(
                 value=kind,
                 remedy="Give what has both: schedulers, gradient scalers.",
             )
-    warn_unheld(model, optimizers)
 
 
 def _refuse_compiled(model: nn.Module) -> None:

@@ -91,14 +91,16 @@ class Candidate:
         result: F64 = np.expand_dims(self.startup_seconds, -1) + transfer + fill
         return result
 
-    def limited_to(self, channels: int) -> "Candidate":
-        """With so many channels at most, each of which carries its share of the rate; 0: no
-        limit."""
+    def limited_to(self, channels: int, topology: Topology) -> "Candidate":
+        """With so many channels at most; 0: no limit. Each carries its share of the rate of GPU
+        links, and uses one NIC or connection."""
         if not 0 < channels < self.channels:
             return self
-        slower = self.channels / channels
-        per_byte = self.seconds_per_byte * slower
-        return replace(self, seconds_per_byte=per_byte, channels=channels)
+        inside, outside, spine = self.per_byte
+        inside *= self.channels / channels
+        ways = connections(topology) if topology.transport == "tcp" else topology.nics
+        outside *= max(1.0, min(ways, self.channels) / channels)
+        return replace(self, seconds_per_byte=max(inside, outside, spine), channels=channels)
 
     def binding_at(self, size_bytes: float) -> str:
         """What a message of so many bytes takes most of its time for: its startup, one of

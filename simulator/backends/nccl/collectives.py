@@ -1,11 +1,12 @@
 """How long NCCL's operations take on a topology: what predictions and commands ask for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autosync.cluster.collective_curve import CollectiveCurve
 from autosync.simulator.backends.nccl.algorithms import Candidate, generation
 from autosync.simulator.backends.nccl.constants import Constant, constants, fitted_constants
 from autosync.simulator.backends.nccl.measured_curves import at_measured, curve_for
@@ -50,8 +51,6 @@ class CostSegment:
     """
 
     least_bytes: float
-    algorithm: str
-    protocol: str
     startup_seconds: float
     seconds_per_byte: float
     gpu_bytes: float
@@ -121,39 +120,53 @@ def _times(
     return seconds, [chosen[row] for row in range(len(size_bytes))], half_width
 
 
+def counting_curve(
+    topology: Topology, operation: str, forced: Forced
+) -> tuple[CollectiveCurve | None, Forced]:
+    """The measured curve that counts, and what it was forced to: as `forced`, with NCCL's own
+    channels, else nothing."""
+    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
+    if curve is not None:
+        return curve, replace(forced, channels=0)
+    return curve_for(topology, operation, "", ""), NOTHING_FORCED
+
+
 def _times_within(
     topology: Topology, operation: str, size_bytes: F64, forced: Forced
 ) -> tuple[F64, list[Candidate], F64]:
-    """`_times` where all sizes are forced alike."""
-
-    def constants_seconds(team: Topology, sizes: F64) -> F64:
-        return fastest(runnable(team, operation, forced), sizes)[0]
-
+    """`_times` where all sizes are forced alike. What was measured of NCCL's own choice over
+    what the constants say of it counts for what is forced without a curve, too: otherwise a forced
+    choice would seem faster wherever a cluster is slower than the constants."""
     choices = runnable(topology, operation, forced)
     seconds, place = fastest(choices, size_bytes)
     scale = fitted_constants().interval_scale
     half_width: F64 = scale * log_widths(choices, place, size_bytes, seconds)
-    curve = curve_for(topology, operation, forced.algorithm, forced.protocol)
-    if curve is not None and not forced.channels:
+    curve, measured = counting_curve(topology, operation, forced)
+
+    def constants_seconds(team: Topology, sizes: F64) -> F64:
+        return fastest(runnable(team, operation, measured), sizes)[0]
+
+    if curve is not None and measured == forced:
         seconds, half_width = at_measured(
             topology, curve, size_bytes, constants_seconds, half_width
         )
+    elif curve is not None:
+        expected, _, _ = _times_within(topology, operation, size_bytes, measured)
+        seconds = seconds * expected / constants_seconds(topology, size_bytes)
     return seconds, [choices[each] for each in place], half_width
 
 
 @lru_cache(maxsize=4096)
-def cost_segments(
-    topology: Topology, operation: str, forced: Forced = NOTHING_FORCED
-) -> tuple[CostSegment, ...]:
+def cost_segments(topology: Topology, operation: str) -> tuple[CostSegment, ...]:
     """The same as affine pieces, ascending in size and within SEGMENT_ERROR of it; empty for a
     single rank. Where measured times fall with size, each piece begins at what was measured.
 
     Raises:
         InvalidInput: as `collective_times`.
     """
-    if not runnable(topology, operation, forced):
+    if not runnable(topology, operation, NOTHING_FORCED):
         return ()
-    seconds, chosen, _ = _times(topology, operation, KNOTS_BYTES, forced)
+    seconds, chosen, _ = _times(topology, operation, KNOTS_BYTES, NOTHING_FORCED)
     found: list[CostSegment] = []
     for first, last in pieces(KNOTS_BYTES, seconds):
         slope = (seconds[last] - seconds[first]) / (KNOTS_BYTES[last] - KNOTS_BYTES[first])
@@ -163,8 +176,6 @@ def cost_segments(
         found.append(
             CostSegment(
                 least_bytes=float(KNOTS_BYTES[first]) if found else 0.0,
-                algorithm=run.algorithm,
-                protocol=run.protocol,
                 startup_seconds=max(0.0, float(seconds[first] - slope * KNOTS_BYTES[first])),
                 seconds_per_byte=float(slope),
                 gpu_bytes=run.gpu_bytes,

@@ -77,7 +77,7 @@ def runnable(topology: Topology, operation: str, forced: Forced) -> tuple[Candid
     if forced.protocol:
         _check("protocol", forced.protocol, PROTOCOLS)
     found = tuple(
-        each.limited_to(forced.channels)
+        each.limited_to(forced.channels, topology)
         for each in candidates(topology, operation)
         if _is_allowed(each, forced)
     )

@@ -13,7 +13,6 @@ from tests.api.cli.forked_command import LONGEST_SECONDS, ROOT, ForkedCommand, f
 from tests.domains import chain_graph, grid_cluster
 
 __all__ = [
-    "HEAVY",
     "LONGEST_SECONDS",
     "ROOT",
     "autosync",
@@ -22,7 +21,6 @@ __all__ = [
     "fork_service",
     "small_inputs",
     "start",
-    "start_anew",
 ]
 MODULE = "autosync.api.cli.main"
 
@@ -31,19 +29,6 @@ def start(folder: Path, *arguments: str, ignores_interrupt: bool = False) -> For
     """Forked from a server that has loaded the libraries. ignores_interrupt: as what a shell starts
     in the background does."""
     return ForkedCommand(MODULE, arguments, folder, environment(folder), ignores_interrupt)
-
-
-def start_anew(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """By an interpreter of its own, as users start it, which takes seconds."""
-    return subprocess.Popen(
-        [sys.executable, "-m", MODULE, *arguments],
-        cwd=folder,
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def autosync(folder: Path, *arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":

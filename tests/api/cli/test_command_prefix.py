@@ -24,8 +24,3 @@ def test_tuning_behind_a_prefix(tmp_path: Path) -> None:
     assert "command (sh, 2 hosts)" in json.dumps(json.loads(done.stdout))
     assert set(reached.read_text().split()) == {"127.0.0.1", "127.0.0.2"}
     assert load_bundle(tmp_path / "best.json").hosts == ("127.0.0.1", "127.0.0.2")
-
-
-def test_a_launcher_that_is_not_set_up(tmp_path: Path) -> None:
-    refused = autosync(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS, "ray", code=2)
-    assert "--ray-address" in refused.stderr

@@ -14,7 +14,7 @@ from autosync.api.cli.main import app
 from autosync.errors import AutosyncError
 from tests.api.cli.command import autosync
 from tests.api.http.serving import free_port
-from tests.autosync.diagnosis.traces import gloo_step
+from tests.autosync.diagnosis.traces import gloo_step, nccl_step
 
 SCRIPT = """
 import torch
@@ -51,6 +51,21 @@ def test_traces_of_all_ranks(tmp_path: Path) -> None:
     alone = CliRunner().invoke(app, ["diagnose", "--trace", str(plain)], catch_exceptions=False)
     assert "those of 1 of 2 ranks" in alone.stdout
     assert "of 2 ranks" not in " ".join(found["notes"])
+
+
+@pytest.mark.parametrize(("end_us", "is_told"), [(1200, False), (1600, True)])
+def test_a_host_that_runs_ahead_of_its_gpu_is_told(
+    tmp_path: Path, end_us: int, is_told: bool
+) -> None:
+    """The mark of its iteration ends at 1,000 us, and its last kernel later."""
+    made, file = nccl_step(0), tmp_path / "0.json"
+    made["traceEvents"][-1]["dur"] = end_us - made["traceEvents"][-1]["ts"]
+    file.write_text(json.dumps(made))
+    words = ["diagnose", "--trace", str(file), "--json"]
+    notes = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)["notes"]
+    told = [note for note in notes if note.startswith("GPUs went on for")]
+    assert len(told) == is_told
+    assert all("for 0.60 ms after" in note for note in told)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

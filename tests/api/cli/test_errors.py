@@ -55,6 +55,14 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             ("profile", "chain.json", "--device", "v100", "--iterations", "9"),
             ("--iterations has no effect on an estimate",),
         ),
+        (
+            (*RANKED, "--profile", "measured.json", "--device", "v100"),
+            ("--device has no effect beside --profile",),
+        ),
+        (
+            (*TUNED, "--compute", "kernels", "--device", "v100", "--launcher", "local"),
+            ("--device has no effect on kernels",),
+        ),
         (("tune",), ("MODEL",)),
         ((*TUNED, "--launcher", "command"), ("'command' is not set up here", "--prefix")),
         (
@@ -96,6 +104,11 @@ def test_what_is_refused_says_what_is_wrong_and_the_way_out_and_leaves_nothing_b
     output = refusal(folder, *command)
     assert all(each in output for each in (*words, "Way out"))
     assert {path.name for path in folder.iterdir()} == before
+
+
+def test_no_command_takes_a_batch_of_nothing_for_the_usual_one(folder: Path) -> None:
+    for command in (("profile", "bert_3l"), ("rank", "bert_3l", "pair.yaml")):
+        assert "Invalid value" in refusal(folder, *command, "--batch", "0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

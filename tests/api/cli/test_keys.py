@@ -27,11 +27,6 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert "digest" not in shown
 
 
-def test_there_are_none_without_a_database(tmp_path: Path) -> None:
-    assert "there is no database" in autosync(tmp_path, "keys", "list", code=2).stderr
-    assert not (tmp_path / "autosync.db").exists()
-
-
 def test_a_clients_key_is_no_token_of_a_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Commands that run nothing: rank, predict, verify, explain, import, models, clusters, schema."""
+"""Commands that run nothing: rank, verify, explain, import, models, clusters, schema."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,8 @@ import jsonschema
 import pytest
 
 from autosync.api.cli import model_arguments
-from autosync.bundle import Evidence, make_bundle
+from autosync.api.cli.domain_arguments import load_strategy_or_bundle
+from autosync.bundle import Evidence, load_bundle, make_bundle
 from autosync.cluster import Device
 from autosync.cluster.cluster_file import load_cluster, parse_cluster, save_cluster
 from autosync.documents import from_json, to_json
@@ -70,6 +71,11 @@ def test_a_ranked_strategy_verifies_and_explains_itself(
     assert "Sound" in sound.stdout
     words = autosync(folder, "explain", "best.json").stdout
     assert all(f"v{i}" in words for i in range(6))
+
+
+def test_a_bundle_of_an_earlier_version_is_read_as_a_job_reads_it() -> None:
+    written = Path(__file__).parents[2] / "autosync" / "plan" / "bundle_version_1.json"
+    assert load_strategy_or_bundle(written) == load_bundle(written)
 
 
 def test_a_ranked_strategy_follows_the_printed_schema(
@@ -138,14 +144,6 @@ def test_the_table_marks_ddp_and_that_nothing_ran(folder: Path) -> None:
     assert "nothing was run" in table
 
 
-def test_prediction_of_named_strategies(folder: Path) -> None:
-    options = ("chain.json", "pair.yaml", "--strategy", "ddp", "--json")
-    slow = autosync(folder, "predict", *options, "--step-seconds", "2.0")
-    (answer,) = json.loads(slow.stdout)
-    assert answer["strategy"] == "ddp"
-    assert answer["predicted_seconds"] >= 2.0
-
-
 def test_brackets_in_names_are_printed_as_they_are(folder: Path) -> None:
     """They are no markup of the terminal's."""
     graph = replace(load_graph(folder), name="net[/]v2[bold]")
@@ -167,6 +165,21 @@ def test_models_and_clusters_are_listed(folder: Path) -> None:
     assert "aws-p5-48xlarge-x4" in table
     assert "220.16" in table  # dollars an hour, four nodes
     assert "azure" not in table
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("clusters", "example-4x1", "--device", "h100"), "--device"),
+        (("clusters", "example-4x1", "--ranks", "4"), "--ranks"),
+        (("clusters", "example-4x1", "--find", "example"), "--find"),
+        (("models", "--batch", "8"), "--batch"),
+    ],
+)
+def test_an_option_of_the_list_or_of_one_alone_is_refused_with_the_other(
+    folder: Path, words: tuple[str, ...], option: str
+) -> None:
+    assert f"{option} has no effect" in autosync(folder, *words, code=2).stderr
 
 
 def test_a_hostfile_becomes_a_cluster_file(folder: Path) -> None:
@@ -263,7 +276,6 @@ def test_import_of_a_step_that_depends_on_values(folder: Path) -> None:
     ("typed", "way"),
     [
         ("mine.py", "mine:tiny or mine:other:"),
-        ("mine.py:tiny", "mine:tiny:"),
         ("./mine:tiny", "mine:tiny:"),
         ("parts/net.py:build", "parts.net:build:"),
         ("../else/net.py:build", "net:build in the folder ../else:"),
@@ -314,10 +326,11 @@ def test_import_of_a_function_of_ones_own(folder: Path) -> None:
         "import torch\n\n\ndef tiny():\n"
         "    return torch.nn.Linear(4, 2), (torch.zeros(8, 4),), lambda y, x: y.sum()\n"
     )
-    autosync(folder, "import", "mine:tiny", "-o", "tiny.json")
-    graph = json.loads((folder / "tiny.json").read_text())
-    assert [variable["name"] for variable in graph["variables"]] == ["weight", "bias"]
-    assert graph["batch_size"] == 8
+    for named in ("mine:tiny", "mine.py:tiny"):  # the latter as `autosync diagnose` has it
+        autosync(folder, "import", named, "-o", "tiny.json")
+        graph = json.loads((folder / "tiny.json").read_text())
+        assert [variable["name"] for variable in graph["variables"]] == ["weight", "bias"]
+        assert (graph["name"], graph["batch_size"]) == ("tiny", 8)
 
 
 def test_import_of_an_onnx_file(folder: Path) -> None:

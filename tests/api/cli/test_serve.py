@@ -46,13 +46,11 @@ def workers(pid: int) -> list[int]:
 def test_a_worker_shows_no_secret_and_is_replaced(
     tmp_path: Path, postgresql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with postgresql_database(postgresql) as plain, socket.socket() as free:
+    with postgresql_database(postgresql) as plain:
         url = make_url(plain).set(password="s3cret").render_as_string(hide_password=False)
         monkeypatch.setenv("AUTOSYNC_DATABASE_URL", url)
         monkeypatch.setenv("AUTOSYNC_TOKEN", "0p3n-s3same")
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+        port = free_port()
         serving = start(tmp_path, "serve", "--port", str(port))
         try:
             ready = f"http://127.0.0.1:{port}/v1/ready"

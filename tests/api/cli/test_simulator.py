@@ -6,14 +6,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from autosync.api.cli.commands import simulator
 from autosync.api.cli.commands.simulator import app
 from autosync.api.cli.connection import connected
-from autosync.api.db import migrate
+from autosync.api.db import Database, migrate
+from autosync.api.engine import job_queue, version_training
+from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.simulator_store import simulator_of
+from autosync.api.engine.version_training import NOTHING_NEW
 from autosync.errors import AutosyncError, InvalidInput
 from autosync.simulator.learned.checkpoint import load_checkpoint
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from tests.api.checkpoints import checkpoint
+from tests.api.cli.command import autosync
 from tests.api.databases import opened
 from tests.api.simulator_versions import store_versions
 from tests.domains import chain_graph, grid_cluster
@@ -45,10 +50,6 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
 
     with pytest.raises(AutosyncError, match="no trained simulator"):
         ranked_by("mine", db)
-    for retired in ("ensemble", "nearest"):
-        with pytest.raises(AutosyncError, match="no longer there") as refused:
-            ranked_by(retired, db)
-        assert "learned, timeline" in refused.value.remedy
     printed("add", "mine", str(tmp_path / "made.safetensors"))
     (listed,) = json.loads(printed("list", "--json"))
     assert (listed["name"], listed["kind"], listed["trials"]) == ("mine", "gaussian process", 60)
@@ -83,17 +84,62 @@ def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
     assert (seconds[0] == seconds[1]).all()
 
 
-def test_half_a_request_to_train_is_refused(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(app, ["train", str(tmp_path)]).exception
+@pytest.mark.parametrize(
+    ("words", "thing"),
+    [
+        ((), "--output"),
+        (("-o", "a.safetensors", "--url", "http://127.0.0.1:9"), "--url"),
+    ],
+)
+def test_a_request_for_a_checkpoint_is_refused_where_it_is_half_a_one_or_for_a_service(
+    words: tuple[str, ...], thing: str, tmp_path: Path
+) -> None:
+    refused = CliRunner().invoke(app, ["train", str(tmp_path), *words]).exception
     assert isinstance(refused, InvalidInput)
-    assert refused.thing == "--output"
+    assert refused.thing == thing
+
+
+def test_a_version_has_no_encoder(tmp_path: Path) -> None:
+    words = ["train", "--encoder", "gat", "--db", empty_database(tmp_path)]
+    refused = CliRunner().invoke(app, words).exception
+    assert isinstance(refused, InvalidInput)
+    assert refused.thing == "--encoder"
+
+
+def test_a_training_that_makes_no_version_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = empty_database(tmp_path)
+    told = autosync(tmp_path, "simulator", "train", "--db", db).stderr
+    assert NOTHING_NEW in " ".join(told.split())
+
+    def failing(database: Database, held: Claim) -> None:
+        raise InvalidInput("no room is left.", thing="disk", value=0, remedy="Make some.")
+
+    monkeypatch.setattr(version_training, "run_training", failing)
+    monkeypatch.setattr(simulator, "log_to_file", lambda kind: tmp_path / f"{kind}.log")
+    failed = CliRunner().invoke(app, ["train", "--db", db]).exception
+    assert isinstance(failed, AutosyncError)
+    assert "failed: no room is left." in failed.message
+    assert "train.log" in failed.remedy
+
+
+def test_a_training_comes_after_an_older_one_whose_worker_is_gone(tmp_path: Path) -> None:
+    db = empty_database(tmp_path)
+    with opened(db) as database:
+        with database.writing() as session:
+            job_queue.enqueue_training(session)
+        assert job_queue.claim(database, "gone:1", -1.0, kind="training") is not None
+    told = autosync(tmp_path, "simulator", "train", "--db", db).stderr
+    assert f"is finished: {NOTHING_NEW}" in " ".join(told.split())
 
 
 def test_versions_are_listed_and_brought_back(tmp_path: Path) -> None:
     db = empty_database(tmp_path)
     checkpoint(tmp_path, LearnedSimulator())
     runner = CliRunner()
-    assert runner.invoke(app, ["add", "mine", str(tmp_path / "made.safetensors"), "--db", db])
+    added = ["add", "mine", str(tmp_path / "made.safetensors"), "--db", db]
+    assert runner.invoke(app, added).exit_code == 0
     shown = runner.invoke(app, ["versions", "--db", db, "--json"], catch_exceptions=False)
     assert json.loads(shown.stdout) == {"in_use": 0, "items": []}
     assert runner.invoke(app, ["promote", "0", "--db", db]).exit_code == 0

@@ -21,12 +21,13 @@ stop.wait()
 print("asked", flush=True)
 time.sleep(3600)
 """
+"""Goes on for an hour after it was asked to stop."""
 
 
 @contextmanager
-def deaf(then: str = "") -> "Iterator[subprocess.Popen[str]]":
-    """A process that goes on for an hour after it was asked to stop."""
-    command = [sys.executable, "-c", DEAF.format(then=then)]
+def ready(code: str) -> "Iterator[subprocess.Popen[str]]":
+    """A process that runs the code, which has said that it is ready."""
+    command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -38,7 +39,7 @@ def deaf(then: str = "") -> "Iterator[subprocess.Popen[str]]":
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_at_once(first: signal.Signals) -> None:
-    with deaf() as process:
+    with ready(DEAF.format(then="")) as process:
         process.send_signal(first)
         assert process.stdout is not None
         assert process.stdout.readline() == "asked\n"
@@ -47,7 +48,7 @@ def test_a_second_signal_ends_at_once(first: signal.Signals) -> None:
 
 
 def test_who_does_not_look_ends_all_the_same() -> None:
-    with deaf("stop_signals.leave_when_overdue(stop)") as process:
+    with ready(DEAF.format(then="stop_signals.leave_when_overdue(stop)")) as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONGEST_SECONDS) == 128 + signal.SIGTERM
 
@@ -63,16 +64,10 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 
 def test_who_is_inside_compiled_code_for_half_an_hour_ends_all_the_same() -> None:
     """Python's handlers would only run behind it."""
-    command = [sys.executable, "-c", COMPILED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    with ready(COMPILED) as process:
         time.sleep(0.5)  # else it may not be there yet, and the test shows nothing
         process.send_signal(signal.SIGTERM)
-        try:
-            assert process.wait(LONGEST_SECONDS) == 128 + signal.SIGTERM
-        finally:
-            process.kill()
+        assert process.wait(LONGEST_SECONDS) == 128 + signal.SIGTERM
 
 
 BUSY = """

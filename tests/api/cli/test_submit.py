@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autosync.api.db import migrate
+from autosync.api.db.tables import TuningRow
 from autosync.api.engine.api_keys import make_key
 from autosync.bundle import load_bundle
 from autosync.cluster import Cluster, Device, Node
@@ -185,8 +186,6 @@ def test_the_job_runs_what_waits_at_a_service(tmp_path: Path) -> None:
 
 
 def until_queued(url: str) -> None:
-    from autosync.api.db.tables import TuningRow
-
     with opened(url) as database:
 
         def queued() -> bool:

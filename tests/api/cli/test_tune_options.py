@@ -19,23 +19,17 @@ from autosync.graph import ModelGraph
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SPACES, Space
 from tests.api.cli.command import small_inputs
+from tests.api.test_spec import STATED
 
 
 class Requested(Exception):
     pass
 
 
-def requested(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any
-) -> tuple[Domain, Settings]:
-    """What a tuning would be requested with; nothing is stored or run."""
-    domain, spec = specified(monkeypatch, folder, **options)
-    return domain, spec.settings
-
-
 def specified(
     monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any
 ) -> tuple[Domain, TuningSpec]:
+    """What a tuning would be requested with; nothing is stored or run."""
     found: list[tuple[Domain, TuningSpec]] = []
 
     def start(calls: TuningCalls, graph: ModelGraph, cluster: Cluster, **asked: Any) -> None:
@@ -60,21 +54,12 @@ def test_a_space_is_asked_for_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_the_searchs_options_reach_the_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    stated: dict[str, Any] = {
-        "alpha": 1.5,
-        "acquisition": "expected_improvement",
-        "first_designs": 5,
-        "design_share": 0.5,
-        "refined_share": 0.125,
-        "neighbour_share": 0.25,
-        "least_gain": 0.01,
-    }
     file = tmp_path / "advanced.json"
-    file.write_text(json.dumps(stated))
-    for advanced in (json.dumps(stated), str(file)):
-        found = requested(monkeypatch, tmp_path, proposals=7, iterations=3, advanced=advanced)[1]
-        assert found == Settings(proposals=7, iterations=3, **stated)
-    assert requested(monkeypatch, tmp_path)[1] == Settings()
+    file.write_text(json.dumps(STATED))
+    for advanced in (json.dumps(STATED), str(file)):
+        _, spec = specified(monkeypatch, tmp_path, proposals=7, iterations=3, advanced=advanced)
+        assert spec.settings == Settings(proposals=7, iterations=3, **STATED)
+    assert specified(monkeypatch, tmp_path)[1].settings == Settings()
 
 
 @pytest.mark.parametrize(
@@ -93,9 +78,9 @@ def test_a_backend_may_be_named_in_place_of_the_clusters(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert requested(monkeypatch, tmp_path)[0].cluster.backend == "gloo"
+    assert specified(monkeypatch, tmp_path)[0].cluster.backend == "gloo"
     capsys.readouterr()
-    assert requested(monkeypatch, tmp_path, backend=backend)[0].cluster.backend == backend
+    assert specified(monkeypatch, tmp_path, backend=backend)[0].cluster.backend == backend
     told = " ".join(capsys.readouterr().err.split())
     warned = "autosync.tune measures strategies in the job" in told
     assert warned == (backend == "nccl")
@@ -103,9 +88,9 @@ def test_a_backend_may_be_named_in_place_of_the_clusters(
 
 def test_ranks_of_a_tuning_may_share_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(SHARE_GPUS_VARIABLE, "")
-    requested(monkeypatch, tmp_path)
+    specified(monkeypatch, tmp_path)
     assert not os.environ[SHARE_GPUS_VARIABLE]
-    requested(monkeypatch, tmp_path, share_gpus=True)
+    specified(monkeypatch, tmp_path, share_gpus=True)
     assert os.environ[SHARE_GPUS_VARIABLE] == "1"
 
 

@@ -208,15 +208,6 @@ def test_the_token_comes_from_the_environment(
         assert client.tunings.list(limit=1) is not None
 
 
-def test_a_settings_refusal_says_why(client: Client, database: Database) -> None:
-    tuning_id = finished(database)
-    rows = client.tunings.strategies(tuning_id).items
-    ddp = next(row.strategy_id for row in rows if row.is_ddp)
-    with pytest.raises(ServiceError, match="every gradient is reduce-scattered") as caught:
-        client.tunings.settings(tuning_id, "fsdp2", strategy=ddp)
-    assert caught.value.status == 409
-
-
 def test_a_tuning_that_goes_on_is_not_waited_for_longer(client: Client, database: Database) -> None:
     held, _ = claimed(database, small_request())
     with pytest.raises(TimeoutError, match="is running after 0"):
@@ -260,6 +251,24 @@ def test_events_go_on_where_the_connection_was_lost(service: Service, database: 
         assert len(waited) == 3
         assert list(client.tunings.events(tuning_id, after=story[4].id)) == story[5:]
     assert [event.kind for event in story[-8:]] == ["confirm"] * 8
+
+
+def test_a_stream_that_is_cut_while_nothing_happens_is_made_again_as_often_as_it_takes() -> None:
+    """As by a proxy that lets no connection live for more than a minute, while a tuning waits."""
+    streams = [*[": still here\n\n"] * 20, "event: end\ndata: {}\n\n"]
+    kind = {"Content-Type": "text/event-stream"}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers=kind, text=streams.pop(0))
+
+    waited: list[float] = []
+    with Client(sleep=waited.append, transport=httpx.MockTransport(answer)) as client:
+        assert list(client.tunings.events("3f2a90c1")) == []
+        assert (streams, waited) == ([], [0.25] * 20)
+        streams += [""] * 5
+        with pytest.raises(ServiceUnreachable, match="the stream ended"):
+            list(client.tunings.events("3f2a90c1"))
+    assert streams == []
 
 
 def test_what_is_away_is_asked_again() -> None:

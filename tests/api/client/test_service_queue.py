@@ -31,7 +31,7 @@ from autosync.population import encode
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from autosync.trials.contract import TrialRequest
 from tests.api.checkpoints import checkpoint, opinionated
-from tests.api.client.service_queues import service_queue
+from tests.api.client.service_queues import Line, service_queue, undisturbed
 from tests.api.engine.test_queue_worker import REQUEST, rows, state
 from tests.api.sample import candidates
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
@@ -47,13 +47,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_queue_module.ServiceQueue, "look_seconds", 0.05)
 
 
-def worked_off(
-    database: Database, launcher: ScriptedLauncher, line: object = None, once: bool = True
-) -> None:
+def worked_off(database: Database, launcher: ScriptedLauncher, line: Line = undisturbed) -> None:
     """By a worker of a service, until nothing waits."""
-    lines = {} if line is None else {"line": line}
-    with service_queue(database, **lines) as queue:  # type: ignore[arg-type]
-        work_off(queue, threading.Event(), once, launcher_of=lambda _: launcher)
+    with service_queue(database, line) as queue:
+        work_off(queue, threading.Event(), once=True, launcher_of=lambda _: launcher)
 
 
 def test_a_tuning_is_measured_and_its_answer_is_at_the_service(sqlite: Database) -> None:
@@ -326,7 +323,7 @@ def test_a_tuning_that_kills_its_workers_is_given_up_until_it_is_resumed(
     with sqlite.reading() as session:
         tuning = reports.tuning(session, tuning_id)
     assert tuning.state == "failed"
-    assert "keeps dying" in str(tuning.error)
+    assert "never came to its end" in str(tuning.error)
     tuning_control.resume(sqlite, tuning_id)
     worked_off(sqlite, ScriptedLauncher(steady))
     assert state(sqlite, tuning_id) == "finished"

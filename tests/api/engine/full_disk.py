@@ -11,26 +11,23 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import func, select
 
 from autosync.api.db import Database, connect, migrate
-from autosync.api.db.tables import ProposalRow, TrialRow, TuningRow
+from autosync.api.db.tables import ProposalRow
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.tuning_request import TuningRequest
-from autosync.search.loop.settings import Settings
 from autosync.trials.contract import TrialRequest
-from tests.domains import domain_of, grid_cluster
+from tests.api.engine.test_queue_worker import REQUEST as SHORT
+from tests.api.engine.test_queue_worker import rows, state
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 from tests.waiting import until
 
 SIZE_MIB = 16
-SETTINGS = Settings(budget=4, proposals=64, repeats=3, warmup=1, iterations=2, probe=False)
-REQUEST = TuningRequest(
-    domain_of(cluster=grid_cluster(2)), SETTINGS, simulator="timeline", launcher="local"
-)
+REQUEST = replace(SHORT, simulator="timeline")
 TRIAL_SECONDS = 0.3
 """The disk fills up while a trial runs."""
 
@@ -70,14 +67,7 @@ def slowly(request: TrialRequest, number: int) -> float:
 
 
 def trials(database: Database) -> list[tuple[str, list[float]]]:
-    with database.reading() as session:
-        rows = session.scalars(select(TrialRow).order_by(TrialRow.position))
-        return [(row.key, row.iteration_seconds) for row in rows]
-
-
-def state(database: Database, tuning_id: str) -> str:
-    with database.reading() as session:
-        return session.get_one(TuningRow, tuning_id).state
+    return [(row.key, row.iteration_seconds) for row in rows(database)]
 
 
 def main(folder: Path) -> None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
-from autosync.api.db.document_store import load_domain, store_strategy
-from autosync.api.db.tables import StrategyRow, TrialRow
+from autosync.api.db.document_store import DocumentRow, domain_rows, load_domain, store_strategy
+from autosync.api.db.tables import StrategyRow, TrialRow, TuningRow
 from autosync.api.engine import database_store, job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost, TuningStore
 from autosync.domain import Domain
@@ -20,7 +21,8 @@ from autosync.search.loop.tuning_store import MemoryStore, Store
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialError
 from tests.api.client.service_queues import service_queue
-from tests.api.databases import opened, postgresql_database
+from tests.api.conftest import fresh_url
+from tests.api.databases import opened
 from tests.api.sample import candidates, claimed, proposal, result, small_request, timeline
 
 REQUEST = small_request()
@@ -32,17 +34,13 @@ PROPOSALS = [proposal(candidate) for candidate in CANDIDATES]
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore()
-    elif request.param == "sqlite":
-        yield claimed(request.getfixturevalue("sqlite"), REQUEST)[1]
     elif request.param == "service":
         database = request.getfixturevalue("sqlite")
         held, _ = claimed(database, REQUEST)
         with service_queue(database) as queue:
             yield queue.store(held)
     else:
-        server = request.getfixturevalue("postgresql")
-        template = request.getfixturevalue("postgresql_template")
-        with postgresql_database(server, template) as url, opened(url) as database:
+        with fresh_url(request, request.param) as url, opened(url) as database:
             yield claimed(database, REQUEST)[1]
 
 
@@ -92,8 +90,9 @@ def test_a_trial_without_a_proposal_is_refused(database: Database) -> None:
 
 def test_proposals_are_stored_whole_or_not_at_all(database: Database) -> None:
     _, store = claimed(database, REQUEST)
-    broken = replace(PROPOSALS[1], candidate=None)  # type: ignore[arg-type]
-    with pytest.raises(AttributeError):
+    nothing = replace(CANDIDATES[1], predicted_seconds=None)  # type: ignore[arg-type]
+    broken = replace(PROPOSALS[1], candidate=nothing)  # refused by the database, after the first
+    with pytest.raises(IntegrityError):
         store.propose([PROPOSALS[0], broken, PROPOSALS[2]])
     assert list(store.proposals()) == []
 
@@ -130,6 +129,25 @@ def test_others_write_while_a_domain_is_parsed(
     monkeypatch.setattr(database_store, "load_domain", beside_others)
     store.propose(PROPOSALS)
     assert list(store.proposals()) == PROPOSALS
+
+
+def test_others_write_while_the_documents_of_a_domain_are_made(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, store = claimed(sqlite, REQUEST)
+    made = domain_rows
+
+    def beside_others(domain: Domain) -> tuple[DocumentRow, ...]:
+        assert job_queue.heartbeat(sqlite, held)
+        return made(domain)
+
+    monkeypatch.setattr(database_store, "domain_rows", beside_others)
+    profile = replace(REQUEST.domain.profile, update_seconds=1e-3)
+    slower = replace(REQUEST.domain, profile=profile)
+    store.use_domain(slower)
+    with sqlite.reading() as session:
+        tuning = session.get_one(TuningRow, held.job_id)
+        assert load_domain(session, tuning.domain_id) == slower
 
 
 def test_what_a_crash_prints_can_be_stored(database: Database) -> None:

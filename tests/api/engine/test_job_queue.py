@@ -12,7 +12,7 @@ from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import DatabaseStore, LeaseLost
-from autosync.api.engine.job_queue import Claim
+from autosync.api.engine.job_queue import Claim, expire
 from autosync.api.engine.queue_worker import TimeLimit
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.submission import Submission, enqueue
@@ -25,10 +25,6 @@ from tests.api.sample import claimed, run_search, small_request
 from tests.waiting import until
 
 REQUEST = small_request()
-
-
-def expire(database: Database, held: Claim) -> None:
-    assert job_queue.heartbeat(database, held, lease_seconds=-1)
 
 
 def taken_over(database: Database, held: Claim) -> Claim:
@@ -99,11 +95,16 @@ def test_cancel_while_a_worker_has_it(database: Database) -> None:
     assert state(database, held.job_id) == "cancelled"
 
 
-def test_cancel_when_the_worker_is_gone(database: Database) -> None:
+def test_cancel_when_the_worker_is_gone_ends_it_once(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
     expire(database, held)
-    assert job_queue.cancel(database, held.job_id) == "cancelled"
-    assert job_queue.reason_to_end(database, held) == "lost"
+    ended: set[float | None] = set()
+    for _ in range(2):
+        assert job_queue.cancel(database, held.job_id) == "cancelled"
+        assert job_queue.reason_to_end(database, held) == "lost"
+        with database.reading() as session:
+            ended.add(session.get_one(TuningRow, held.job_id).finished_at)
+    assert len(ended) == 1
 
 
 def test_what_was_cancelled_stays_so_when_its_worker_dies(database: Database) -> None:
@@ -182,6 +183,16 @@ def test_the_time_that_workers_have_it_is_counted_and_limited(database: Database
         ("search", "7.5 of the 10 minutes that this service allows a tuning are over"),
         ("confirm", "10 of the 10 minutes that this service allows a tuning are over"),
     ]
+
+
+def test_a_worker_that_was_taken_for_dead_has_had_it_no_longer_than_it_did(
+    database: Database,
+) -> None:
+    held, _ = claimed(database, REQUEST)
+    expire(database, held)
+    assert job_queue.heartbeat(database, held, lease_seconds=100)
+    with database.reading() as session:
+        assert 0 < session.get_one(TuningRow, held.job_id).held_seconds < 600
 
 
 def test_processes_share_a_queue_without_doing_anything_twice(

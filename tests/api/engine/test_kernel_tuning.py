@@ -16,15 +16,14 @@ from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.engine.tuning_request import TuningRequest, same_tuning
-from autosync.api.http.app import create_app
 from autosync.api.views import reports
 from autosync.api.views.runtimes import runtimes_parquet
 from autosync.cluster import MessageCost
-from autosync.documents import to_data, to_json
+from autosync.documents import to_data
 from autosync.environment import SHARE_GPUS_VARIABLE
 from autosync.search.loop.settings import Settings
 from autosync.trials.request_names import ComputeDevice
-from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.domains import domain_of, grid_cluster
 
 GPU = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="NOT VERIFIED: this machine has no NVIDIA GPU"
@@ -85,24 +84,19 @@ def test_what_was_measured_is_no_other_domain() -> None:
     assert not same_tuning(domain_of(cluster=grid_cluster(2)), probed, "kernels")
 
 
-def test_a_request_names_what_computes(sqlite: Database) -> None:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
-        cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
-        body = {"graph": graph, "cluster": cluster, "launcher": "local"}
-        refused = client.post("/v1/tunings", json={**body, "compute_device": "cuda"})
-        assert refused.status_code in (400, 422)
-        assert "leaves a GPU idle" in refused.text
-        refused = client.post("/v1/tunings", json={**body, "compute": "kernels", "byte_scale": 0.5})
-        assert "byte_scale is 0.5" in refused.text
-        profile = to_data(domain_of().profile)
-        refused = client.post(
-            "/v1/tunings", json={**body, "compute": "kernels", "profile": profile}
-        )
-        assert "profile has no effect on kernels" in refused.text
-        assert client.get("/v1/tunings").json()["items"] == []
-        queued = client.post(
-            "/v1/tunings", json={**body, "compute": "kernels", "compute_device": "cuda"}
-        ).json()
+def test_a_request_names_what_computes(client: TestClient, ids: dict[str, str]) -> None:
+    body = {**ids, "launcher": "local"}
+    refused = client.post("/v1/tunings", json={**body, "compute_device": "cuda"})
+    assert refused.status_code == 422
+    assert "leaves a GPU idle" in refused.text
+    refused = client.post("/v1/tunings", json={**body, "compute": "kernels", "byte_scale": 0.5})
+    assert "byte_scale is 0.5" in refused.text
+    profile = to_data(domain_of().profile)
+    refused = client.post("/v1/tunings", json={**body, "compute": "kernels", "profile": profile})
+    assert "profile has no effect on kernels" in refused.text
+    assert client.get("/v1/tunings").json()["items"] == []
+    queued = client.post(
+        "/v1/tunings", json={**body, "compute": "kernels", "compute_device": "cuda"}
+    ).json()
     assert (queued["compute"], queued["compute_device"]) == ("kernels", "cuda")
     assert (queued["byte_scale"], queued["time_scale"]) == (1.0, 1.0)

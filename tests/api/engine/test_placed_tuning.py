@@ -12,9 +12,9 @@ from autosync.api.engine.queue_worker import work
 from autosync.api.engine.submission import enqueue, load_request
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.http.app import create_app
-from autosync.documents import to_json
 from autosync.search.loop.settings import Settings
 from autosync.search.space import Space
+from tests.api.http.rest_answers import posted
 from tests.placed_models import heavy_layers
 
 SETTINGS = Settings(budget=8, proposals=100, repeats=1, warmup=1, iterations=2, probe=False)
@@ -49,13 +49,11 @@ def test_placements_are_measured_and_told_in_words(sqlite: Database) -> None:
         assert "Placement" in answer.text
 
 
-def test_kernels_and_placements_do_not_go_together(sqlite: Database) -> None:
+def test_kernels_and_placements_do_not_go_together(client: TestClient) -> None:
     where = heavy_layers()
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        graph = client.post("/v1/graphs", content=to_json(where.graph)).json()["id"]
-        cluster = client.post("/v1/clusters", content=to_json(where.cluster)).json()["id"]
-        body = {"graph": graph, "cluster": cluster, "launcher": "local", "compute": "kernels"}
-        refused = client.post("/v1/tunings", json={**body, "space": {"placement": True}})
-        assert refused.status_code in (400, 422)
-        assert refused.json()["thing"] == "space.placement"
-        assert client.get("/v1/tunings").json()["items"] == []
+    ids = posted(client, where.graph, where.cluster)
+    body = {**ids, "launcher": "local", "compute": "kernels"}
+    refused = client.post("/v1/tunings", json={**body, "space": {"placement": True}})
+    assert refused.status_code == 422
+    assert refused.json()["thing"] == "space.placement"
+    assert client.get("/v1/tunings").json()["items"] == []

@@ -149,7 +149,7 @@ def test_a_tuning_that_kills_its_workers_is_not_tried_for_ever(
         run_search(store, REQUEST)
     job_queue.release(database, first)
     for claims, dies in ((MOST_CLAIMS + measured, False), (MOST_CLAIMS + measured + 1, True)):
-        assert ("keeps dying" in failure_at(database, first.job_id, claims)) is dies
+        assert ("never came to its end" in failure_at(database, first.job_id, claims)) is dies
 
 
 def test_one_that_was_given_up_and_is_resumed_has_as_many_chances_again(
@@ -160,5 +160,5 @@ def test_one_that_was_given_up_and_is_resumed_has_as_many_chances_again(
     for resumed in range(3):
         most = MOST_CLAIMS * (1 + resumed)
         for claims, dies in ((most, False), (most + 1, True)):
-            assert ("keeps dying" in failure_at(database, tuning_id, claims)) is dies
+            assert ("never came to its end" in failure_at(database, tuning_id, claims)) is dies
         assert resume(database, tuning_id) == "queued"

@@ -6,11 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.cli.options import set_up_launchers
-from autosync.api.db import Database
 from autosync.api.engine.registry import AutoLauncher, launcher_named
 from autosync.api.engine.tuning_request import usual_scales
-from autosync.api.http.app import create_app
-from autosync.documents import to_json
 from autosync.environment import (
     PREFIX_VARIABLE,
     PYTHON_VARIABLE,
@@ -23,7 +20,7 @@ from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.launchers.ray_launcher import RayLauncher
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.request_names import LauncherName
-from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.domains import domain_of, grid_cluster
 
 HOSTS = ("command", "ray")
 
@@ -77,18 +74,15 @@ def test_real_clusters_are_not_scaled() -> None:
 
 
 def test_a_request_names_the_launcher_and_no_command(
-    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
-        cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
-        body = {"graph": graph, "cluster": cluster, "launcher": "command"}
-        refused = client.post("/v1/tunings", json=body)
-        assert refused.status_code == 409
-        assert "not set up" in refused.text
-        assert client.get("/v1/tunings").json()["items"] == []
-        monkeypatch.setenv(PREFIX_VARIABLE, "ssh {host}")
-        assert client.post("/v1/tunings", json={**body, "prefix": "id"}).status_code == 422
-        queued = client.post("/v1/tunings", json=body).json()
+    body = {**ids, "launcher": "command"}
+    refused = client.post("/v1/tunings", json=body)
+    assert refused.status_code == 409
+    assert "not set up" in refused.text
+    assert client.get("/v1/tunings").json()["items"] == []
+    monkeypatch.setenv(PREFIX_VARIABLE, "ssh {host}")
+    assert client.post("/v1/tunings", json={**body, "prefix": "id"}).status_code == 422
+    queued = client.post("/v1/tunings", json=body).json()
     assert queued["launcher"] == "command"
     assert (queued["byte_scale"], queued["time_scale"]) == (1.0, 1.0)

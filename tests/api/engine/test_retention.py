@@ -4,7 +4,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import PrimaryKeyConstraint, UniqueConstraint, func, select, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -20,6 +20,7 @@ from autosync.api.db.tables import (
     ProposalRow,
     SimulatorPromotionRow,
     SimulatorRow,
+    SimulatorTrainingRow,
     SimulatorVersionRow,
     StrategyRow,
     StrategySummaryRow,
@@ -101,6 +102,17 @@ def test_a_tuning_that_is_not_at_its_end_stays_without_its_old_events(database: 
     with database.reading() as session:
         assert session.get(TuningRow, held.job_id) is not None
         assert [row.message for row in session.scalars(select(EventRow))] == ["just now"]
+
+
+def test_a_tuning_keeps_the_chances_that_it_was_given_long_ago(database: Database) -> None:
+    tuning_id = enqueue(database, small_request())
+    job_queue.cancel(database, tuning_id)
+    assert tuning_control.resume(database, tuning_id) == "queued"
+    aged(database, tuning_id)
+    prune(database, 1)
+    with database.reading() as session:
+        held = job_queue.Claim(tuning_id, tuning_control.MOST_CLAIMS + 1)
+        tuning_control.refuse_hopeless(session, held)
 
 
 def test_one_that_is_tried_again_meanwhile_stays(database: Database) -> None:
@@ -224,6 +236,38 @@ def test_old_versions_go_but_the_newest(sqlite: Database) -> None:
     prune(sqlite, 1)
     with sqlite.reading() as session:
         assert list(session.scalars(select(SimulatorVersionRow.number))) == [3]
+
+
+def test_old_trainings_go_but_those_whose_version_is_kept(database: Database) -> None:
+    store_versions(database)
+    with database.writing() as session:
+        gone = job_queue.enqueue_training(session)
+        ended = update(SimulatorTrainingRow).values(state="finished", finished_at=1e9)
+        session.execute(ended)
+        waiting = job_queue.enqueue_training(session)
+    prune(database, 1)
+    with database.reading() as session:
+        left = set(session.scalars(select(SimulatorTrainingRow.id)))
+        of_versions = set(session.scalars(select(SimulatorVersionRow.training_id)))
+    assert len(of_versions) == 3
+    assert left == {waiting, *of_versions}
+    assert gone not in left
+
+
+def test_what_refers_to_removed_rows_is_found_by_an_index() -> None:
+    """Else each row that is removed costs a look through a whole table, and SQLite is locked."""
+    removed = {table.__tablename__ for table in (JobRow, DomainRow, ProposalRow, StrategyRow)}
+    for table in Base.metadata.sorted_tables:
+        indexed = [tuple(index.columns.keys()) for index in table.indexes]
+        indexed += [
+            tuple(each.columns.keys())
+            for each in table.constraints
+            if isinstance(each, PrimaryKeyConstraint | UniqueConstraint)
+        ]
+        for key in table.foreign_key_constraints:
+            if key.referred_table.name in removed:
+                columns = tuple(key.column_keys)
+                assert columns in {names[: len(columns)] for names in indexed}, (table, columns)
 
 
 def test_a_worker_prunes_where_it_is_told_to(

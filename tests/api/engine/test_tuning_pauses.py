@@ -1,23 +1,29 @@
 """Tunings that are paused, and those that wait because others run on the same hosts."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from autosync.api.db import Database
+from autosync.api.db.lookup import stored
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.database_store import DatabaseStore
+from autosync.api.engine.job_queue import expire
 from autosync.api.engine.queue_worker import work
-from autosync.api.engine.service_limits import ServiceLimits
+from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.engine.submission import Submission, enqueue
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.cancellation import Cancelled
 from autosync.errors import NotFound, NotSupported
 from autosync.trials.contract import TrialRequest
-from tests.api.engine.test_job_queue import expire, taken_over
+from tests.api.conftest import fresh_url
+from tests.api.databases import opened
+from tests.api.engine.test_job_queue import taken_over
 from tests.api.engine.test_queue_worker import REQUEST as SHORT
 from tests.api.engine.test_queue_worker import rows, state
 from tests.api.sample import candidates, claimed, finished, proposal, small_request
@@ -62,8 +68,9 @@ def test_somebody_changes_their_mind(database: Database) -> None:
     store.propose([proposal(candidates(REQUEST.domain, 1)[0])])
     tuning_control.pause(database, held.job_id)
     assert job_queue.cancel(database, held.job_id) == "cancelling"
-    with pytest.raises(NotSupported, match="is cancelling and cannot be resumed"):
+    with pytest.raises(NotSupported, match="is cancelling and cannot be resumed") as refused:
         tuning_control.resume(database, held.job_id)
+    assert refused.value.remedy == "Resume it once it is cancelled."
 
 
 def test_a_paused_tuning_can_be_cancelled_and_a_cancelled_one_resumed(database: Database) -> None:
@@ -102,9 +109,34 @@ def test_one_that_is_tried_again_is_listed_again(sqlite: Database) -> None:
         assert not session.get_one(TuningRow, tuning_id).archived
 
 
+def test_what_is_resumed_at_the_same_moment_is_not_archived(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL, where transactions that write run side by side."""
+
+    def resumed_meanwhile(*asked: Any) -> Any:
+        row = stored(*asked)
+        monkeypatch.setattr(tuning_control, "stored", stored)
+        assert tuning_control.resume(database, tuning_id) == "queued"
+        return row
+
+    with fresh_url(request, "postgresql") as url, opened(url) as database:
+        tuning_id = enqueue(database, REQUEST)
+        job_queue.cancel(database, tuning_id)
+        monkeypatch.setattr(tuning_control, "stored", resumed_meanwhile)
+        with pytest.raises(NotSupported, match="is queued and cannot be archived"):
+            tuning_control.write_notes(database, tuning_id, archived=True)
+        with database.reading() as session:
+            assert not session.get_one(TuningRow, tuning_id).archived
+
+
 def test_what_has_ended_is_neither_paused_nor_resumed(database: Database) -> None:
     tuning_id = finished(database, REQUEST)
-    for change in (tuning_control.pause, tuning_control.resume):
+    changes: tuple[Callable[[Database, str], str], ...] = (
+        tuning_control.pause,
+        tuning_control.resume,
+    )
+    for change in changes:
         with pytest.raises(NotSupported, match="is finished and cannot be"):
             change(database, tuning_id)
         with pytest.raises(NotFound):
@@ -115,8 +147,23 @@ def test_paused_tunings_count_in_a_clients_queue(database: Database) -> None:
     mine = Submission("alice", ServiceLimits(queued=2))
     tuning_control.pause(database, enqueue(database, REQUEST, mine))
     enqueue(database, REQUEST, mine)
-    with pytest.raises(Exception, match="2 of your tunings wait"):
+    with pytest.raises(TryLater, match="2 of your tunings wait"):
         enqueue(database, REQUEST, mine)
+
+
+def test_what_has_ended_is_tried_again_where_its_clients_queue_has_room(database: Database) -> None:
+    limits = ServiceLimits(queued=1)
+    mine = Submission("alice", limits)
+    ended = enqueue(database, REQUEST, mine)
+    job_queue.cancel(database, ended)
+    waiting = enqueue(database, REQUEST, mine)
+    with pytest.raises(TryLater, match="1 of your tunings wait"):
+        tuning_control.resume(database, ended, limits)
+    assert state(database, ended) == "cancelled"
+    tuning_control.pause(database, waiting)
+    assert tuning_control.resume(database, waiting, limits) == "queued"  # it has its place
+    job_queue.cancel(database, waiting)
+    assert tuning_control.resume(database, ended, limits) == "queued"
 
 
 def test_a_tuning_pauses_between_trials_and_goes_on(sqlite_url: str, sqlite: Database) -> None:

@@ -14,9 +14,11 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db import Database
 from autosync.api.db.tables import (
+    DomainRow,
     SimulatorRow,
     SimulatorTrainingRow,
     SimulatorVersionRow,
+    StrategyRow,
     TrialRow,
 )
 from autosync.api.engine import job_queue, measured_trials, version_training
@@ -26,6 +28,7 @@ from autosync.api.engine.measured_trials import (
     measured_sources,
     read_measured_trials,
     source_trials,
+    without_refused,
 )
 from autosync.api.engine.queue_worker import MOST_TRAINING_CLAIMS, train_next
 from autosync.api.engine.simulator_store import (
@@ -47,15 +50,26 @@ from autosync.api.engine.version_training import (
 from autosync.api.http.app import create_app
 from autosync.cluster import MessageCost
 from autosync.cluster.collective_curve import CollectiveCurve
+from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotSupported
 from autosync.population import encode
 from autosync.search.space import SPACES
 from autosync.simulator.learned.checkpoint import parse_card
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.simulator.learned.training import SplitTrials
+from autosync.trials.launchers.local_launcher import DESCRIPTION
+from autosync.trials.request_names import GPU_IN_TURNS
 from tests.api.checkpoints import checkpoint, opinionated
 from tests.api.http.forms import given_token
-from tests.api.sample import candidates, claimed, finished, proposal, result, small_request
+from tests.api.sample import (
+    candidates,
+    claimed,
+    finished,
+    proposal,
+    result,
+    run_search,
+    small_request,
+)
 from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of, layered_graph
 from tests.simulator.measurements import measured, write
@@ -174,6 +188,19 @@ def test_reading_what_was_measured_holds_no_transaction_and_parses_nothing(
     assert read_measured_trials(sqlite).trials == whole.trials[-7:]
 
 
+@pytest.mark.parametrize(
+    "where", [DESCRIPTION, f"testbed (4 nodes), CUDA kernels, nccl, 4 ranks {GPU_IN_TURNS}"]
+)
+def test_trials_that_do_not_stand_for_the_cluster_teach_nothing(
+    sqlite: Database, where: str
+) -> None:
+    request = small_request(12)
+    _, store = claimed(sqlite, request)
+    run_search(store, request, launcher=where)
+    assert store.trials()
+    assert read_measured_trials(sqlite).trials == ()
+
+
 def test_whoever_lost_the_claim_stores_no_version(
     sqlite: Database, small_dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +245,19 @@ def test_a_worker_that_stops_gives_the_training_back(sqlite: Database) -> None:
     assert again.fence == 2
 
 
+def test_a_training_whose_worker_is_restarted_a_few_times_comes_to_its_end(
+    sqlite: Database,
+) -> None:
+    with sqlite.writing() as session:
+        training_id = enqueue_training(session)
+    stopped = threading.Event()
+    stopped.set()
+    for stop in (*[stopped] * 5, NEVER):
+        assert train_next(sqlite, "here:1", stop)
+    with sqlite.reading() as session:
+        assert session.get_one(SimulatorTrainingRow, training_id).state == "finished"
+
+
 def test_what_takes_its_worker_down_is_given_up(sqlite: Database) -> None:
     with sqlite.writing() as session:
         training_id = enqueue_training(session)
@@ -260,8 +300,41 @@ def test_trainings_that_end_at_the_same_moment_make_a_version_each(
     assert made == [(claims[0].job_id, True), (claims[1].job_id, False)]
 
 
+def test_trials_of_documents_that_are_refused_by_now_are_left_out_and_told(
+    sqlite: Database, client: TestClient, small_dataset: Path
+) -> None:
+    """As an earlier version stored them, which checked less."""
+    request = small_request(12)
+    profile = request.domain.profile
+    slower = replace(request.domain, profile=replace(profile, update_seconds=1e-3))
+    finished(sqlite, request)
+    finished(sqlite, replace(request, domain=slower))
+    whole = read_measured_trials(sqlite)
+    assert without_refused(whole) == (whole, "")
+    refused = to_json(replace(profile, batch_size=7))
+    with sqlite.writing() as session:
+        session.get_one(DomainRow, request.domain.id).profile = refused
+    left, told = without_refused(read_measured_trials(sqlite))
+    assert {trial.domain_id for trial in left.trials} == {slower.id}
+    assert "batch size 7" in told
+    assert len(sources(sqlite)) == 1
+    name = left.trials[0].strategy_hash
+    with sqlite.writing() as session:
+        session.get_one(StrategyRow, name).document = "{}"
+    left, told = without_refused(read_measured_trials(sqlite))
+    assert left.trials
+    assert name not in {trial.strategy_hash for trial in left.trials}
+    assert "Refused documents: 2" in told
+    with sqlite.writing() as session:
+        session.execute(update(DomainRow).values(profile=refused))
+    assert train_next(sqlite, "here:1", NEVER)
+    (done,) = client.get("/v1/simulators/trainings").json()["items"]
+    assert (done["state"], done["version"], done["error"]) == ("finished", None, None)
+    assert done["message"].startswith(f"{NOTHING_NEW}; trials left out")
+
+
 def sources(database: Database) -> list[SplitTrials]:
-    measured = read_measured_trials(database)
+    measured, _ = without_refused(read_measured_trials(database))
     return measured_sources(measured, source_trials(measured))
 
 

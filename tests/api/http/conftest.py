@@ -1,11 +1,10 @@
-"""A client of the service, and a real browser on the real service for tests of the dashboard."""
+"""A real browser on the real service for tests of the dashboard."""
 
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -16,8 +15,6 @@ from playwright.sync_api import (
 )
 
 from autosync.api.db import Database
-from autosync.api.engine.service_limits import ServiceLimits
-from autosync.api.http.app import create_app
 from tests.api.databases import opened
 from tests.api.http.serving import Service, served
 
@@ -55,19 +52,6 @@ def open_context(browser: Browser) -> Iterator[Callable[[str], BrowserContext]]:
     yield make
     for context in contexts:
         context.close()
-
-
-@pytest.fixture
-def limits() -> ServiceLimits:
-    """Of the client's service; files may have their own."""
-    return ServiceLimits()
-
-
-@pytest.fixture
-def client(sqlite: Database, limits: ServiceLimits) -> Iterator[TestClient]:
-    app = create_app(sqlite, limits=limits)
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

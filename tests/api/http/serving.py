@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 
-from autosync.api.http.listening import shown_address
 from tests.api.cli.command import fork_service
 
 
@@ -30,14 +29,12 @@ class Service:
 
 
 @contextmanager
-def served(
-    url: str, token: str = "", *limits: str, host: str = "127.0.0.1", root_path: str = ""
-) -> Iterator[Service]:
+def served(url: str, token: str = "", *limits: str, root_path: str = "") -> Iterator[Service]:
     for _ in range(PORTS):
-        port = free_port(host)
-        arguments = [url, host, str(port), root_path, token, *limits]
+        port = free_port()
+        arguments = [url, str(port), root_path, token, *limits]
         pid = fork_service(arguments)
-        process, address = os.pidfd_open(pid), shown_address(host, port)
+        process, address = os.pidfd_open(pid), f"http://127.0.0.1:{port}"
         if _answers(process, address):
             break
         os.close(process)

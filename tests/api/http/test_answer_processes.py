@@ -1,4 +1,4 @@
-"""Processes that answer heavy requests are waited for, however they end."""
+"""Processes that answer heavy requests are waited for, however they end; clients take turns."""
 
 import asyncio
 import subprocess
@@ -12,7 +12,7 @@ from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.http import answer_processes
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.answer_process import ForwardedAnswer
-from autosync.api.http.answer_processes import AnswerProcesses
+from autosync.api.http.answer_processes import WAITING, WAITING_BYTES, AnswerProcesses, _Turns
 
 ECHO = """
 import sys, time
@@ -31,6 +31,7 @@ while True:
 one with the application."""
 LONG = b"600"
 Started = list["subprocess.Popen[bytes]"]
+Run = Callable[[Callable[[AnswerProcesses], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture
@@ -49,9 +50,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 @pytest.fixture
-def run(
-    sqlite: Database,
-) -> Callable[[Callable[[AnswerProcesses], Coroutine[Any, Any, None]]], None]:
+def run(sqlite: Database) -> Run:
     """Runs a coroutine with processes, and closes them at its end as a service does."""
 
     def run_with(of: Callable[[AnswerProcesses], Coroutine[Any, Any, None]]) -> None:
@@ -65,9 +64,6 @@ def run(
         asyncio.run(closed_at_the_end())
 
     return run_with
-
-
-Run = Callable[[Callable[[AnswerProcesses], Coroutine[Any, Any, None]]], None]
 
 
 def ask(processes: AnswerProcesses, body: bytes = b"0") -> Coroutine[Any, Any, ForwardedAnswer]:
@@ -173,3 +169,45 @@ def test_of_those_that_do_not_start(
     run(refused)
     assert len(started) == 3
     assert all_waited_for(started)
+
+
+def test_a_client_has_one_turn_and_others_have_theirs() -> None:
+    async def turns() -> None:
+        held = _Turns()
+        async with held.turn("predicting", "alice", 0):
+            with pytest.raises(TryLater, match="another prediction of yours"):
+                async with held.turn("predicting", "alice", 0):
+                    pass
+            async with held.turn("predicting", "bob", 0), held.turn("reading", "alice", 0):
+                with pytest.raises(TryLater, match="another prediction is"):
+                    async with held.turn("predicting", "carol", 0):
+                        pass
+        async with held.turn("predicting", "alice", 0):
+            pass
+        assert not held._asked
+        assert not held._locks
+
+    asyncio.run(turns())
+
+
+def test_as_many_wait_as_may_and_in_order() -> None:
+    async def turns() -> None:
+        held, done = _Turns(), []
+
+        async def read(number: int, size_bytes: int = 1) -> None:
+            async with held.turn("reading", "alice", size_bytes):
+                done.append(number)
+
+        async with held.turn("reading", "alice", WAITING_BYTES):
+            with pytest.raises(TryLater):
+                await read(0)
+        async with held.turn("reading", "alice", 1):
+            waiting = [asyncio.create_task(read(number)) for number in range(WAITING["reading"])]
+            await asyncio.sleep(0)
+            with pytest.raises(TryLater, match="large requests"):
+                await read(0)
+            assert done == []
+        await asyncio.gather(*waiting)
+        assert done == list(range(WAITING["reading"]))
+
+    asyncio.run(turns())

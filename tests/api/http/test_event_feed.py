@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.http import event_stream
 from autosync.api.http.event_stream import EventFeed, stream
+from tests.api.databases import statements
 from tests.api.sample import claimed, finished, small_request, waiting
 
 REQUEST = small_request()
@@ -22,22 +20,6 @@ LISTENERS = 100
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "POLL_SECONDS", 0.02)
-
-
-@contextmanager
-def reads(database: Database) -> Iterator[list[str]]:
-    """Statements that read events."""
-    seen: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        if "FROM events" in statement:
-            seen.append(statement)
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(database.engine, "before_cursor_execute", note)
 
 
 async def told(feed: EventFeed, tuning_id: str, last: int = 0) -> list[str]:
@@ -58,12 +40,13 @@ def test_many_listeners_cost_what_one_costs(database: Database) -> None:
         everyone = [asyncio.create_task(told(feed, held.job_id)) for _ in range(LISTENERS)]
         await until_followed(feed, LISTENERS)
         polls = feed.polls
-        with reads(database) as seen:
+        with statements(database) as seen:
             await asyncio.to_thread(store.report, waiting("first"))
             await asyncio.to_thread(store.report, waiting("second"))
             await asyncio.to_thread(job_queue.end_cancelled, database, held)
             heard = await asyncio.gather(*everyone)
-            return heard, len(seen), feed.polls - polls
+            reads = sum("FROM events" in statement for statement, _ in seen)
+            return heard, reads, feed.polls - polls
 
     heard, read, polls = asyncio.run(follow())
     assert len({tuple(parts) for parts in heard}) == 1

@@ -10,7 +10,7 @@ from autosync.api.views.prediction_ranges import calibrate
 from autosync.api.views.schemas import GivenPrediction
 from autosync.cluster import Cluster
 from autosync.cluster.cluster_file import load_cluster
-from autosync.domain import Domain, Profile
+from autosync.domain import Domain
 from autosync.models import bundled
 from autosync.profiling import profile_from_step_seconds
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
@@ -89,18 +89,16 @@ def test_other_nccl_clusters_take_the_constants_of_their_classes() -> None:
     (by_class,) = predicted(domain_on(cluster), "BSP-A2A")
     assert by_class.constants == "by-class"
     assert any("states no transport" in warning for warning in by_class.warnings)
-    h100 = Domain(bundled("vgg16", 32), load_cluster("aws-p5-48xlarge-x4"), by_class_profile())
-    (answer,) = predicted(h100, "ddp")
+    graph = bundled("vgg16", 32)
+    profile = profile_from_step_seconds(graph, 0.1, "h100")
+    h100 = load_cluster("aws-p5-48xlarge-x4")
+    (answer,) = predicted(Domain(graph, h100, profile), "ddp")
     assert any("no training run was measured on h100" in each for each in answer.warnings)
     (bare,) = predicted(domain_on(cluster), "BSP-A2A", constants="none")
     assert bare.constants is None
     assert bare.predicted_seconds < by_class.predicted_seconds
     (cpu,) = predicted(domain_on(replace(cluster, backend="gloo")), "BSP-A2A")
     assert cpu.constants is None
-
-
-def by_class_profile() -> Profile:
-    return profile_from_step_seconds(bundled("vgg16", 32), 0.1, "h100")
 
 
 def test_slow_messages_widen_the_interval_where_they_are_not_hidden() -> None:

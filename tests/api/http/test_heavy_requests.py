@@ -21,38 +21,34 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from autosync.api.db import Database
-from autosync.api.engine.prediction_work import check_work, estimated_seconds
-from autosync.api.engine.service_limits import OF_BODIES, ServiceLimits, TryLater
+from autosync.api.db.tables import TuningRow
+from autosync.api.engine.api_keys import make_key
+from autosync.api.engine.service_limits import OF_BODIES, ServiceLimits
 from autosync.api.http import answer_processes, heavy_requests
 from autosync.api.http.access.access_rules import Access
 from autosync.api.http.access.guard import methods_of
 from autosync.api.http.answer_process import ForwardedAnswer
-from autosync.api.http.answer_processes import WAITING, WAITING_BYTES, AnswerProcesses, _Turns
+from autosync.api.http.answer_processes import AnswerProcesses
 from autosync.api.http.app import API, create_app
 from autosync.api.http.heavy_requests import SMALL_JSON_BYTES
-from autosync.cluster.cluster_file import load_cluster
-from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.documents import to_json
-from autosync.errors import InvalidInput
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from tests.api.http.forms import given_token
+from tests.api.http.rest_answers import posted
 from tests.api.http.serving import Service, children
 from tests.api.sample import claimed, finished, small_request
-from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.domains import chain_graph
 from tests.waiting import until
 
 SHAPES = ((4, 4),) * 600
 """Of a graph whose document is large."""
 PATIENCE_SECONDS = 120.0
 """Not what it takes, but when to give up."""
-CHAIN = {"graph": "", "cluster": "", "proposals": 16, "top": 1, "simulator": "timeline"}
+CHAIN = {"proposals": 16, "top": 1, "simulator": "timeline"}
 
 
 def stored(client: httpx.Client | TestClient, shapes: Any = ((64, 32), (32,))) -> dict[str, Any]:
     """A request for a ranking."""
-    graph = client.post("/v1/graphs", content=to_json(chain_graph(shapes))).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
-    return {**CHAIN, "graph": graph, "cluster": cluster}
+    return {**CHAIN, **posted(client, chain_graph(shapes))}
 
 
 @pytest.fixture
@@ -148,83 +144,6 @@ def test_what_takes_too_much_memory_is_ended_and_says_so(sqlite: Database) -> No
         assert "--limit prediction_memory_mib=NUMBER" in answer.json()["remedy"]
 
 
-def test_work_is_estimated_before_it_begins() -> None:
-    domain = domain_of(graph=chain_graph(((8,),) * 20_000))
-    with pytest.raises(
-        InvalidInput, match=r"20000 variables .* this service allows 60 s"
-    ) as refused:
-        check_work([domain], TimelineSimulator(), 10, ServiceLimits())
-    assert "--limit prediction_seconds" in refused.value.remedy
-    small = domain_of()
-    check_work([small], TimelineSimulator(), 30_000, ServiceLimits())
-    limits = ServiceLimits(prediction_seconds=1)
-    domain = domain_of(graph=chain_graph(((8,),) * 100))
-    with pytest.raises(InvalidInput) as many:
-        check_work([domain], TimelineSimulator(), 30_000, limits)
-    fitting = int(many.value.remedy.split()[2])
-    assert 0 < fitting < 30_000
-    assert estimated_seconds(domain, TimelineSimulator(), fitting) <= 1
-    check_work([domain], TimelineSimulator(), fitting, limits)
-    ranks = domain.world_size
-    with pytest.raises(InvalidInput, match=f"100 variables on {ranks}, {ranks} devices take"):
-        check_work([domain, domain], TimelineSimulator(), fitting, limits)
-
-
-def test_links_that_stand_as_one_are_no_work() -> None:
-    """16,384 GPUs over NCCL have as many classes of links as 16; 1,024 devices on gloo have each
-    their own."""
-    graph = chain_graph(((8,),) * 200)
-    rented = load_cluster("aws-p5-48xlarge-x4")
-    many = domain_of(graph, cluster_of_nodes(rented, 2048))
-    check_work([many], TimelineSimulator(), 30_000, ServiceLimits())
-    for each in (cluster_of_nodes(rented, 128), many.cluster):
-        on_gloo = domain_of(graph, each.on_backend("gloo"))
-        with pytest.raises(InvalidInput, match="devices take"):
-            check_work([on_gloo], TimelineSimulator(), 30_000, ServiceLimits())
-
-
-def test_a_client_has_one_turn_and_others_have_theirs() -> None:
-    async def turns() -> None:
-        held = _Turns()
-        async with held.turn("predicting", "alice", 0):
-            with pytest.raises(TryLater, match="another prediction of yours"):
-                async with held.turn("predicting", "alice", 0):
-                    pass
-            async with held.turn("predicting", "bob", 0), held.turn("reading", "alice", 0):
-                with pytest.raises(TryLater, match="another prediction is"):
-                    async with held.turn("predicting", "carol", 0):
-                        pass
-        async with held.turn("predicting", "alice", 0):
-            pass
-        assert not held._asked
-        assert not held._locks
-
-    asyncio.run(turns())
-
-
-def test_as_many_wait_as_may_and_in_order() -> None:
-    async def turns() -> None:
-        held, done = _Turns(), []
-
-        async def read(number: int, size_bytes: int = 1) -> None:
-            async with held.turn("reading", "alice", size_bytes):
-                done.append(number)
-
-        async with held.turn("reading", "alice", WAITING_BYTES):
-            with pytest.raises(TryLater):
-                await read(0)
-        async with held.turn("reading", "alice", 1):
-            waiting = [asyncio.create_task(read(number)) for number in range(WAITING["reading"])]
-            await asyncio.sleep(0)
-            with pytest.raises(TryLater, match="large requests"):
-                await read(0)
-            assert done == []
-        await asyncio.gather(*waiting)
-        assert done == list(range(WAITING["reading"]))
-
-    asyncio.run(turns())
-
-
 def test_a_process_starts_while_its_reader_fills_in_the_form_and_ends_with_its_time(
     sqlite: Database,
 ) -> None:
@@ -270,8 +189,6 @@ def test_a_process_that_somebody_else_ends_is_replaced_and_one_that_waits_ends(
 
 
 def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:
-    from autosync.api.engine.api_keys import make_key
-
     app = create_app(sqlite, Access("a token"))
     key = make_key(sqlite, "reader", "read").text
     with TestClient(app, base_url="http://127.0.0.1") as client:
@@ -284,8 +201,6 @@ def test_a_key_that_may_only_read_starts_nothing(sqlite: Database) -> None:
 def test_a_key_of_a_worker_prepares_no_prediction_and_has_no_documents_looked_up(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autosync.api.engine.api_keys import make_key
-
     asked: list[str] = []
     monkeypatch.setattr(AnswerProcesses, "prepare", lambda _, lane: asked.append(lane))
     heavy = {key: lambda *_: asked.append("load") for key in heavy_requests.READING}
@@ -309,8 +224,6 @@ LARGE = [
 
 
 def test_who_may_not_is_refused_before_a_large_body_is_read(sqlite: Database) -> None:
-    from autosync.api.engine.api_keys import make_key
-
     app = create_app(sqlite)
     read: list[str] = []
     shown = {"authorization": f"Bearer {make_key(sqlite, 'reader', 'read').text}"}
@@ -380,6 +293,45 @@ def test_what_parses_a_tunings_documents_is_answered_in_a_process(
         in_parts = {name: (None, value) for name, value in {**named, **token}.items()}
         client.post("/tunings", files=in_parts)
     assert asked_apart == ["/tunings"] * 3
+
+
+def test_many_strategies_of_a_small_domain_are_parsed_in_a_process(
+    sqlite: Database, asked_apart: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where they are parsed."""
+    tuning_id = finished(sqlite)
+    of_domain = heavy_requests._of_tuning(sqlite, {"tuning_id": tuning_id}, b"")
+    monkeypatch.setattr(heavy_requests, "SMALL_JSON_BYTES", of_domain.json_bytes)
+    paths = [f"/v1/tunings/{tuning_id}/{part}" for part in ("measured", "buckets")]
+    paths += [f"/tunings/{tuning_id}/frameworks", f"/v1/queue/claims/{tuning_id}/1/work"]
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        assert client.get(f"/v1/tunings/{tuning_id}/domain").status_code == 200
+        for path in paths:
+            client.get(path)
+    assert asked_apart == paths
+
+
+def test_a_form_that_is_filled_in_from_a_tuning_with_large_pins_is_made_in_a_process(
+    sqlite: Database, asked_apart: list[str]
+) -> None:
+    tuning_id = finished(sqlite)
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        assert client.get("/", params={"like": tuning_id}).status_code == 200
+        with sqlite.writing() as session:
+            session.get_one(TuningRow, tuning_id).space = "{}" + " " * SMALL_JSON_BYTES
+        client.get("/", params={"like": tuning_id})
+        assert client.get("/").status_code == 200
+    assert asked_apart == ["/"]
+
+
+def test_a_form_with_a_log_is_read_in_a_process_however_small_it_is(
+    sqlite: Database, asked_apart: list[str]
+) -> None:
+    """The cluster that it names may be large."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        sent = {"cluster": "example-4x1", **given_token(client)}
+        client.post("/clusters/calibrate", files={"document": ("log", b"#")}, data=sent)
+    assert asked_apart == ["/clusters/calibrate"]
 
 
 def test_proposals_for_a_large_domain_are_described_in_a_process(

@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.db.database import POOL
 from autosync.api.http import middleware
-from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.search.loop.outcome import TuningEvent
 from tests.api.sample import claimed, finished, small_request
@@ -97,12 +96,6 @@ def test_methods_that_nobody_knows_add_no_series(client: TestClient) -> None:
     counted = [line for line in told if line.startswith("autosync_http_requests_total")]
     assert [line.split()[-1] for line in counted if 'method="other"' in line] == ["3"]
     assert not any("BREW" in line for line in told)
-
-
-def test_numbers_are_for_who_has_the_token(sqlite: Database) -> None:
-    with TestClient(create_app(sqlite, Access("secret")), base_url="http://127.0.0.1") as client:
-        assert client.get("/metrics").status_code == 401
-        assert client.get("/metrics", headers={"authorization": "Bearer secret"}).status_code == 200
 
 
 AT_ONCE = 3 * (POOL["pool_size"] + POOL["max_overflow"])

@@ -5,9 +5,9 @@ from fastapi.testclient import TestClient
 
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
 from autosync.api.http.prediction_answers import TimeLimit
-from autosync.documents import from_data, to_json
+from autosync.documents import from_data
 from autosync.strategy import Strategy
-from tests.domains import chain_graph, grid_cluster
+from tests.api.http.rest_answers import posted
 from tests.placed_models import heavy_layers
 
 
@@ -15,13 +15,6 @@ from tests.placed_models import heavy_layers
 def limits() -> ServiceLimits:
     """Without any, predictions are answered in this process."""
     return UNLIMITED
-
-
-@pytest.fixture
-def ids(client: TestClient) -> dict[str, str]:
-    graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
-    return {"graph": graph, "cluster": cluster}
 
 
 def test_the_best_by_prediction(client: TestClient, ids: dict[str, str]) -> None:
@@ -95,17 +88,9 @@ def test_what_cannot_be_predicted_is_refused(
 def slow_links(client: TestClient, memory_gb: float | None = None) -> dict[str, object]:
     """A request in which placements pay."""
     where = heavy_layers(gbps=0.05, memory_gb=memory_gb)
-    graph = client.post("/v1/graphs", content=to_json(where.graph)).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(where.cluster)).json()["id"]
     optimizer = {"name": "adamw", "elementwise": True, "state_tensors": 2}
-    space = {"placement": True}
-    return {
-        "graph": graph,
-        "cluster": cluster,
-        "proposals": 64,
-        "space": space,
-        "optimizer": optimizer,
-    }
+    asked = {"proposals": 64, "space": {"placement": True}, "optimizer": optimizer}
+    return {**posted(client, where.graph, where.cluster), **asked}
 
 
 def test_placements_that_a_request_has_no_time_for_are_left_out_and_it_says_so(

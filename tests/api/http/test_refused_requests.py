@@ -14,10 +14,10 @@ from autosync.api.http.app import create_app
 from autosync.documents import to_data, to_json
 from tests.api.databases import opened
 from tests.api.http.forms import given_token
-from tests.api.http.rest_answers import YAML, refused
-from tests.domains import chain_graph, domain_of, grid_cluster
+from tests.api.http.rest_answers import YAML, posted, refused
+from tests.domains import chain_graph, domain_of
 
-GRAPH, CLUSTER = chain_graph(), grid_cluster()
+GRAPH = chain_graph()
 MANY_DIGITS = 10**4200
 """More than a float or a column holds, and nearly as many as Python reads."""
 
@@ -37,9 +37,7 @@ def client(database: Database) -> Iterator[TestClient]:
 @pytest.fixture(scope="module")
 def ids(client: TestClient) -> dict[str, str]:
     """A graph and a cluster that were posted."""
-    graph = client.post("/v1/graphs", content=to_json(GRAPH)).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(CLUSTER)).json()["id"]
-    return {"graph": graph, "cluster": cluster}
+    return posted(client)
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +114,7 @@ def test_a_graph_too_large_to_be_true(client: TestClient) -> None:
         ({"space": {"max_parts": "x"}}, "space.max_parts", "'x'"),
         ({"space": {"max_groups": -1}}, "space.max_groups", "Give 1 or more"),
         ({"space": {"encodings": []}}, "encodings", "is empty"),
+        ({"graph": "vgg16", "space": {"slice_bytes": [1]}}, "schedule.slice_bytes", "1 bytes"),
         ({"space": {"encodings": [{"name": "powersgd", "rank": 240}]}}, "encoding.rank", "239"),
     ],
 )

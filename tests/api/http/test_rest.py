@@ -5,7 +5,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
@@ -21,20 +20,12 @@ from autosync.bundle import Bundle
 from autosync.documents import from_json, to_data, to_json
 from autosync.domain import Domain
 from autosync.search.loop.earlier_document import EarlierTrials
-from tests.api.http.rest_answers import YAML, refused
+from tests.api.http.rest_answers import YAML, posted, refused
 from tests.api.sample import claimed, finished, run_search, small_request, waiting
-from tests.domains import chain_graph, grid_cluster
+from tests.domains import chain_graph
 
 REQUEST = small_request()
-GRAPH, CLUSTER = chain_graph(), grid_cluster()
-
-
-@pytest.fixture
-def ids(client: TestClient) -> dict[str, str]:
-    """A graph and a cluster that were posted."""
-    graph = client.post("/v1/graphs", content=to_json(GRAPH)).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(CLUSTER)).json()["id"]
-    return {"graph": graph, "cluster": cluster}
+GRAPH = chain_graph()
 
 
 def test_a_graph_posted_twice_is_one(client: TestClient, sqlite: Database) -> None:
@@ -117,6 +108,7 @@ def test_events_tell_the_whole_story_and_go_on_where_they_stopped(
     tuning_id = finished(sqlite, REQUEST)
     story = client.get(f"/v1/tunings/{tuning_id}/events")
     assert story.headers["content-type"].startswith("text/event-stream")
+    assert story.headers["x-accel-buffering"] == "no", "asks proxies not to hold it back"
     events = story.text.strip().split("\n\n")
     assert events[-1] == 'event: end\ndata: {"state": "finished"}'
     kinds = [json.loads(event.split("data: ")[1])["kind"] for event in events[:-1]]
@@ -146,11 +138,6 @@ def test_events_are_listed_in_pages_at_once(client: TestClient, sqlite: Database
     assert client.get(path, params={"after": last}).json()["items"] == []
     refused(client.get(path, params={"after": -1}), 422, "greater than or equal")
     refused(client.get("/v1/tunings/none/events?after=0"), 404, "no tuning")
-
-
-def test_a_stream_asks_proxies_not_to_hold_it_back(client: TestClient, sqlite: Database) -> None:
-    story = client.get(f"/v1/tunings/{finished(sqlite, REQUEST)}/events")
-    assert story.headers["x-accel-buffering"] == "no"
 
 
 def test_an_event_of_any_kind_is_told_and_hides_no_progress(
@@ -193,7 +180,8 @@ def test_state_of_a_running_one_over_the_api(client: TestClient, sqlite: Databas
     tuning = client.get(f"/v1/tunings/{held.job_id}").json()
     assert tuning["state"] == "running"
     assert tuning["best_seconds"] > 0
-    refused(client.get(f"/v1/tunings/{held.job_id}/bundle"), 409, "running", "?strategy=")
+    early = refused(client.get(f"/v1/tunings/{held.job_id}/bundle"), 409, "running", "?strategy=")
+    assert early["thing"] == "bundle"
     assert client.post(f"/v1/tunings/{held.job_id}/cancel").json()["state"] == "cancelling"
     job_queue.end_cancelled(sqlite, held)
 
@@ -242,17 +230,11 @@ def test_what_changes_has_another_tag(client: TestClient, sqlite: Database) -> N
 POSTS = 100
 
 
-def asked(client: TestClient) -> dict[str, Any]:
-    graph = client.post("/v1/graphs", content=to_json(chain_graph())).json()["id"]
-    cluster = client.post("/v1/clusters", content=to_json(grid_cluster())).json()["id"]
-    return {"graph": graph, "cluster": cluster, "budget": 3}
-
-
 def test_a_hundred_at_once_are_one_tuning(database: Database) -> None:
     """Also where the client's queue has room for no other."""
     app = create_app(database, limits=ServiceLimits(queued=1))
     with TestClient(app, base_url="http://127.0.0.1") as client:
-        body = asked(client)
+        body = {**posted(client), "budget": 3}
 
         def post(number: int) -> Any:
             return client.post("/v1/tunings", json=body, headers={"Idempotency-Key": "mine"})
@@ -271,7 +253,7 @@ def test_a_key_means_one_body_of_one_client(sqlite: Database) -> None:
     app = create_app(sqlite, Access("alice:open,bob:sesame"))
     alice, bob = ({"authorization": f"Bearer {token}"} for token in ("open", "sesame"))
     with TestClient(app, base_url="http://127.0.0.1", headers=alice) as client:
-        body = asked(client)
+        body = {**posted(client), "budget": 3}
         key = {"Idempotency-Key": "mine"}
         first = client.post("/v1/tunings", json=body, headers=key)
         turned = dict(reversed(body.items()))

@@ -21,15 +21,8 @@ from tests.api.sample import claimed, finished, small_request
 
 PREFIX, TOKEN = "/tools/autosync", "a-long-random-text"
 PAGES = (
-    *(
-        "/",
-        "/docs",
-        "/models",
-        "/models/resnet50",
-        "/clusters",
-        "/clusters/example-4x1",
-        "/simulators",
-    ),
+    *("/", "/docs", "/models", "/models/resnet50"),
+    *("/clusters", "/clusters/example-4x1", "/simulators"),
 )
 OF_A_TUNING = ("", "/trials", "/ranked", "/live")
 

@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
+from autosync.api.spec import LONGEST_NOTE
 from autosync.api.views.documents import CLUSTER_SORTS, GRAPH_SORTS
 from autosync.api.views.reports import TRIAL_SORTS, TUNING_SORTS
 from autosync.exports import EXPORTS
@@ -74,6 +75,16 @@ def test_tags_and_notes(client: TestClient, sqlite: Database) -> None:
     problem = client.patch(running, json={"archived": True, "note": "kept?"})
     refused(problem, 409, "cannot be archived")
     assert client.get(running).json()["note"] == ""
+
+
+def test_lines_of_a_note_count_the_same_in_a_form(client: TestClient, sqlite: Database) -> None:
+    """Browsers send each line break as two characters."""
+    path = f"/tunings/{enqueue(sqlite, REQUEST)}"
+    note = "\n".join("x" * (LONGEST_NOTE // 2)) + "x"
+    assert len(note) == LONGEST_NOTE
+    sent = {"note": note.replace("\n", "\r\n"), **given_token(client, path)}
+    assert client.post(f"{path}/notes", data=sent).status_code == 200
+    assert client.get(f"/v1{path}").json()["note"] == note
 
 
 def test_lists_are_filtered_and_sorted(client: TestClient, sqlite: Database) -> None:

@@ -23,7 +23,7 @@ from autosync.api.views.runtimes import (
 )
 from autosync.bundle import Bundle
 from autosync.documents import from_json
-from autosync.errors import NotFound, NotSupported
+from autosync.errors import NotFound
 from autosync.search.loop.confirm import conclude
 from autosync.search.loop.outcome import rank_measured
 from autosync.trials.contract import MeasuredTimeline
@@ -177,13 +177,6 @@ def test_the_bundle_of_the_answer_and_of_any_strategy(shown_sqlite: Shown) -> No
             assert one.evidence.step_seconds == row.step_seconds
         with pytest.raises(NotFound, match="no strategy"):
             bundle_document(session, tuning_id, "f" * 32)
-
-
-def test_there_is_no_bundle_before_the_answer(sqlite: Database) -> None:
-    held, _ = claimed(sqlite, REQUEST)
-    with sqlite.reading() as session, pytest.raises(NotSupported, match="no confirmed") as refused:
-        bundle_document(session, held.job_id)
-    assert refused.value.thing == "bundle"
 
 
 @pytest.mark.parametrize(

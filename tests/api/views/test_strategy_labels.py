@@ -2,14 +2,20 @@
 
 from dataclasses import replace
 
+import pytest
+from sqlalchemy import update
+
+from autosync.api.db import Database
+from autosync.api.db.tables import StrategyRow
 from autosync.api.views import reports
+from autosync.api.views.dashboard import strategy_labels as module
 from autosync.api.views.dashboard.strategy_labels import label_of, strategy_labels
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.staleness.document import Staleness
 from autosync.search.designs.known_designs import ps_load_balanced
 from autosync.search.loop.outcome import is_ddp
 from autosync.strategy import Schedule
-from tests.api.sample import Shown, candidates
+from tests.api.sample import Shown, candidates, finished
 from tests.domains import domain_of
 
 
@@ -58,3 +64,21 @@ def test_documents_are_read_once(shown_sqlite: Shown) -> None:
         again = strategy_labels(session, [*ids, "unknown"])
     assert first.keys() == again.keys() == set(ids)
     assert all(first[each] is again[each] for each in ids)
+
+
+def test_a_document_that_is_refused_keeps_nobody_from_the_others(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an earlier version stored it, which checked less."""
+    monkeypatch.setattr(module, "_KNOWN", {})
+    tuning_id = finished(sqlite)
+    with sqlite.writing() as session:
+        refused, *others = (
+            row.strategy_id for row in reports.ranked_strategies(session, tuning_id).items
+        )
+        of_it = StrategyRow.strategy_id == refused
+        session.execute(update(StrategyRow).where(of_it).values(document="{}"))
+    with sqlite.reading() as session:
+        labels = strategy_labels(session, [refused, *others])
+    assert (labels[refused].name, labels[refused].mark) == ("unreadable", refused[:6])
+    assert "unreadable" not in {labels[each].name for each in others}

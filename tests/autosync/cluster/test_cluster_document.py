@@ -27,6 +27,7 @@ nodes:
   - {address: 10.0.0.2, devices: [{type: t4}], bandwidth_gbps: 9.56}
 """
 GOOD = TWO % "intra_bandwidth_gbps: 48"
+REDUCE = "{kind: reduce, startup_seconds: 0.001}"
 
 
 class TestCluster:
@@ -224,6 +225,19 @@ class TestFile:
         cluster = parse_cluster(GOOD, "text")
         assert parse_cluster(to_json(cluster), "text") == cluster
 
+    def test_small_seconds_are_read_as_json_and_a_refusal_write_them(self) -> None:
+        """1e-05, which YAML 1.1 alone takes for text."""
+        with pytest.raises(InvalidInput) as refused:
+            parse_cluster(GOOD + "link_seconds_per_send: -1", "mine.yaml")
+        assert "1e-05" in refused.value.remedy
+        small = parse_cluster(GOOD + "link_seconds_per_send: 1e-05", "mine.yaml")
+        assert small.link_seconds_per_send == 1e-5
+        assert parse_cluster(to_json(small), "text") == small
+        fast = parse_cluster(GOOD.replace("9.56}", "1e2}"), "mine.yaml")
+        assert fast.nodes[1].bandwidth_gbps == 100.0
+        with pytest.raises(InvalidInput, match="bandwidth_gbps must be a number below"):
+            parse_cluster(GOOD.replace("9.56}", "1e999}"), "mine.yaml")
+
     def test_a_file_is_read_by_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "mine.yml").write_text(GOOD)
         cluster = load_cluster(tmp_path / "mine.yml")
@@ -297,6 +311,7 @@ class TestFile:
             (GOOD + "backend: mpi", "backend"),
             (GOOD + "overlap_slowdown: -0.1", "overlap_slowdown must be 0 or more"),
             (GOOD + "costs: [{kind: reduce, startup_seconds: -1}]", "startup_seconds of reduce"),
+            (GOOD + f"costs: [{REDUCE}, {REDUCE}]", "two costs are of 'reduce'"),
             (GOOD + "overlap_slowdown: .inf", "overlap_slowdown must be a number"),
             (GOOD + "overlap_slowdown: 5%", "overlap_slowdown must be a number"),
             (GOOD + "name: again", "line 6: is no valid YAML: 'name' is given twice"),
@@ -321,6 +336,22 @@ class TestFile:
             parse_cluster(text, "mine.yaml")
         assert words in caught.value.message
         assert len(str(caught.value)) < 1000
+
+    @pytest.mark.parametrize(
+        ("old", "new", "words"),
+        [
+            ("10.0.0.2", "003", "node number 2 has the address 3, which is no text"),
+            ("10.0.0.2", "no", "node number 2 has the address False, which is no text"),
+            ("name: two", "name: 2024", "has the name 2024, which is no text"),
+        ],
+    )
+    def test_text_that_yaml_reads_as_something_else_needs_quotes(
+        self, old: str, new: str, words: str
+    ) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            parse_cluster(GOOD.replace(old, new), "mine.yaml")
+        assert words in caught.value.message
+        assert "in quotes" in caught.value.remedy
 
     def test_a_bomb_of_aliases_is_refused_at_once(self) -> None:
         levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]

@@ -20,6 +20,13 @@ def test_more_nodes_repeat_those_there_are() -> None:
     }
 
 
+def test_further_nodes_take_no_address_that_another_has() -> None:
+    first, second = grid_cluster(2).nodes
+    named = (replace(first, address="n"), replace(second, address="n-3"))
+    found = cluster_of_nodes(replace(grid_cluster(2), nodes=named), 4)
+    assert [node.address for node in found.nodes] == ["n", "n-3", "n-3-", "n-4"]
+
+
 def test_fewer_nodes_are_the_first_and_dedicated_servers_stay() -> None:
     served = load_cluster("rtx-2080-ti-4x4-10gbe-servers")
     two = cluster_of_nodes(served, 2)

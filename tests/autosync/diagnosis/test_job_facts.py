@@ -12,8 +12,8 @@ ADAPTER = PciDevice("mlx5_0", "/sys/devices/pci0000:40/0000:40:03.1/0000:45:00.0
 
 @pytest.fixture
 def two_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """eth0 has the host's address and 1 Gbit/s, eth1 100 Gbit/s."""
-    for name, megabits in (("eth0", 1_000), ("eth1", 100_000)):
+    """eth0 has the host's address and 1 Gbit/s, eth1 100 Gbit/s; a pod has one of its own."""
+    for name, megabits in (("eth0", 1_000), ("eth1", 100_000), ("cali7f0c", 10_000)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "operstate").write_text("up\n")
         (tmp_path / name / "speed").write_text(f"{megabits}\n")

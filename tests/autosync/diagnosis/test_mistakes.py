@@ -15,7 +15,7 @@ RANK = RankSeconds(0, "a", 1.0, 0.6, 0.2, 0.0, 0.0, 0.1, 0.0, 0.5)
 SUM = CollectiveSeconds(0, "all_reduce", 25 * MB, 0.5, 0.0, 0.1, 0.1, 25.0 * MB)
 METRIC = replace(SUM, size_bytes=4)
 GOOD = Breakdown((RANK, replace(RANK, rank=1)), (SUM, SUM), None, 10, True, "nccl")
-DDP = DdpFacts(False, True, False, (25 * MB, 25 * MB), 0)
+DDP = DdpFacts(False, True, (25 * MB, 25 * MB), 0)
 FACTS = JobFacts(0, "a", "ddp", "cuda", "nccl", False, 50 * MB, DDP, "eth0", 10.0)
 JOB = (FACTS, replace(FACTS, rank=1, host="b"))
 

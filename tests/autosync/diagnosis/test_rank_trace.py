@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autosync.diagnosis.rank_trace import intersection, rank_trace, union, without
+from autosync.diagnosis.rank_trace import RankTrace, intersection, rank_trace, union, without
 from autosync.errors import InvalidInput
 from tests.autosync.diagnosis.traces import event, gloo_step, nccl_step, trace
 
@@ -52,7 +52,7 @@ def test_kernels_count_where_there_are_any() -> None:
     (only,) = read.collectives
     assert read.on_device
     assert read.compute == pytest.approx(np.array([[50, 600]]) * 1e-6)
-    assert (only.operation, only.size_bytes, only.group) == ("all_reduce", 2000, "[0, 1]")
+    assert (only.operation, only.size_bytes) == ("all_reduce", 2000)
     assert (only.issued_seconds, only.end_seconds) == pytest.approx((500e-6, 900e-6))
 
 
@@ -65,10 +65,6 @@ def test_kernels_count_where_there_are_any() -> None:
         (trace(0, [event("user_annotation", "ProfilerStep#0", 0, 1)]), "no operators"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {}}, "does not state its rank"),
         ({**gloo_step(0, 600, 900), "distributedInfo": {"rank": -1}}, "does not state its rank"),
-        (
-            {**gloo_step(0, 600, 900), "distributedInfo": {"rank": 0, "backend": "nccl"}},
-            "has no kernels, though the job sends by NCCL",
-        ),
     ],
 )
 def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) -> None:
@@ -76,19 +72,61 @@ def test_what_is_no_trace_is_refused_by_name(made: dict[str, Any], says: str) ->
         rank_trace(made, "t.json")
 
 
+def read_beside(*hostile: Any) -> RankTrace:
+    given = gloo_step(0, 600, 900)
+    return rank_trace({**given, "traceEvents": [*given["traceEvents"], *hostile]}, "t.json")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"backend": "nccl"},
+        {"backend": "cpu:gloo,cuda:nccl"},
+        {"backend": "undefined", "pg_config": [{"backend_config": "cuda:nccl"}]},
+    ],
+)
+def test_a_job_over_nccl_without_kernels_is_refused(job: dict[str, Any]) -> None:
+    """However it names its backend: torch calls one that is left out "undefined"."""
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 100),
+        event("cpu_op", "aten::mm", 0, 20),
+        event("cpu_op", "c10d::allreduce_", 20, 22),
+    ]
+    with pytest.raises(InvalidInput, match="has no kernels, though the job sends by NCCL"):
+        rank_trace({**trace(0, events), "distributedInfo": {"rank": 0, **job}}, "t.json")
+    beside = {**gloo_step(0, 600, 900), "distributedInfo": {"rank": 0, **job}}
+    if job["backend"] == "nccl":  # beside a group of gloo, NCCL sends the gradients
+        with pytest.raises(InvalidInput, match="has no kernels, though the job sends by NCCL"):
+            rank_trace(beside, "t.json")
+    else:
+        assert len(rank_trace(beside, "t.json").collectives) == 1
+
+
 @pytest.mark.parametrize(
     "hostile",
     [
-        event("cpu_op", "c10d::allreduce_", 0, 1, **{"Input Dims": [["x"]], "Input type": [3]}),
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "soon", "dur": 3},
         {"ph": "X", "cat": "kernel", "name": None, "ts": 1, "dur": 3},
-        event("kernel", "ncclDevKernel_X", 1, 2, **{"In msg nelems": "many", "dtype": []}),
         "no event",
     ],
 )
 def test_events_of_another_form_are_left_out(hostile: Any) -> None:
-    given = gloo_step(0, 600, 900)
-    rank_trace({**given, "traceEvents": [*given["traceEvents"], hostile]}, "t.json")
+    plain, read = read_beside(), read_beside(hostile)
+    assert read.collectives == plain.collectives
+    assert read.compute.tolist() == plain.compute.tolist()
+    assert not read.on_device
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        event("cpu_op", "c10d::allreduce_", 0, 1, **{"Input Dims": [["x"]], "Input type": [3]}),
+        event("kernel", "ncclDevKernel_X", 1, 2, **{"In msg nelems": "many", "dtype": []}),
+    ],
+)
+def test_sizes_of_another_form_count_as_not_traced(hostile: Any) -> None:
+    first, *_ = read_beside(hostile).collectives
+    assert first.size_bytes is None
 
 
 def test_sizes_that_no_tensor_has_count_as_not_traced() -> None:

@@ -53,6 +53,15 @@ def test_messages_are_shown_with_the_gradients_that_they_sum() -> None:
     assert "gradients of" not in MEASURED.to_text()
 
 
+def test_both_pages_say_how_many_messages_they_leave_out() -> None:
+    many = GOOD.collectives[:1] * 43
+    whole = replace(MEASURED, breakdown=replace(GOOD, collectives=many))
+    for page in (whole.to_text(), whole.to_html()):
+        assert "and 3 more" in page
+    for page in (MEASURED.to_text(), MEASURED.to_html()):
+        assert " more" not in page
+
+
 def test_ranks_that_issue_different_messages_are_not_said_to_be_equally_fast() -> None:
     page = replace(MEASURED, breakdown=replace(GOOD, is_matched=False)).to_text()
     assert "The ranks issued different messages" in page
@@ -82,7 +91,7 @@ def test_every_form_has_the_verdict_and_what_it_rests_on() -> None:
     assert "is <wrong>" in text
     assert "is &lt;wrong&gt;" in page
     assert "<wrong>" not in page
-    assert "<b>," not in page.replace("</b>", "")
+    assert "Rank 1 on &lt;b&gt; is last" in page
     assert data["version"] == 1
     assert data["verdict"] == whole.verdict
     assert data["breakdown"]["slowest"]["why"] == "input"

@@ -40,7 +40,6 @@ def nccl_step(rank: int) -> dict[str, Any]:
         "In msg nelems": 1000,
         "Out msg nelems": 1000,
         "dtype": "BFloat16",
-        "Process Group Ranks": "[0, 1]",
     }
     events = [
         event("user_annotation", "ProfilerStep#3", 0, 1000),

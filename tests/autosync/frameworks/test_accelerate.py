@@ -20,7 +20,7 @@ from autosync.runtime.attachment import Attachment
 from tests.autosync.frameworks.launched import with_fresh_accelerate
 from tests.autosync.runtime.cases import Case, make_model
 from tests.autosync.runtime.distributing import (
-    DDP,
+    ENGINES,
     PLANS,
     bundle_of,
     fsdp2_bundle_of,
@@ -32,7 +32,6 @@ from tests.autosync.runtime.distributing import (
 from tests.autosync.runtime.ranks import Ranks
 from tests.long_parameters import long_after
 
-WAYS = {**PLANS, "ddp": DDP}
 EXACT = ("all-reduce", "reduce-scatter", "ddp")
 """Every rank updates all variables by torch's own step; others sum the norm in another order."""
 
@@ -71,7 +70,8 @@ def beside_ddp(
     """By plan: how far what a script returns is from what it does under Accelerate's own DDP."""
     theirs = script(rank, world, None)
     return {
-        name: largest_difference(script(rank, world, case), theirs) for name, case in WAYS.items()
+        name: largest_difference(script(rank, world, case), theirs)
+        for name, case in ENGINES.items()
     }
 
 
@@ -149,14 +149,14 @@ def same_script(rank: int, world: int, case: Case, precision: str, folder: str) 
     }
 
 
-CASES = [(name, "no") for name in WAYS] + [("all-reduce", "bf16"), ("sharded", "bf16")]
+CASES = [(name, "no") for name in ENGINES] + [("all-reduce", "bf16"), ("sharded", "bf16")]
 
 
 @pytest.mark.parametrize(("name", "precision"), long_after(2, CASES))
 def test_a_script_trains_as_under_accelerates_own_ddp(
     pair: Ranks, name: str, precision: str, tmp_path: Path
 ) -> None:
-    for found in pair.run(same_script, WAYS[name], precision, str(tmp_path)):
+    for found in pair.run(same_script, ENGINES[name], precision, str(tmp_path)):
         assert found["resumed"] == 0
         assert found["beside DDP"] <= (0 if name in EXACT else 3e-6), found
 
@@ -368,6 +368,7 @@ def clipped_otherwise(rank: int, world: int, case: Case) -> list[str]:
         refusal(lambda: accelerator.clip_grad_value_(model.parameters(), 0.1)),
         refusal(lambda: accelerator.join_uneven_inputs([model])),
     ]
+    accelerator.join_uneven_inputs([optimizer.optimizer])  # is no model
     optimizer.step()
     autosync.detach(plain)
     return found

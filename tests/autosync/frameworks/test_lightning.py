@@ -182,7 +182,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
         ("uneven", Fit(), uneven),
         ("comm hook", Fit(strategy={"ddp_comm_hook": print}), Case()),
         ("option", Fit(strategy={"bucket_cap_mb": 1}), Case()),
-        ("lagging", Fit(), Case(method="ps", staleness=1)),
+        ("lagging", Fit(), LAGGING),
     ):
         model = model_of(fit)
         found[name] = refusal(

@@ -12,11 +12,10 @@ from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
 from tests.autosync.frameworks.launched import with_fresh_accelerate
 from tests.autosync.runtime.cases import Case
-from tests.autosync.runtime.distributing import DDP, PLANS, bundle_of, largest_difference, refusal
+from tests.autosync.runtime.distributing import ENGINES, bundle_of, largest_difference, refusal
 from tests.autosync.runtime.ranks import Ranks
 from tests.long_parameters import long_after
 
-WAYS = {**PLANS, "ddp": DDP}
 EXACT = ("all-reduce", "reduce-scatter", "ddp")
 """Every rank updates all variables by torch's own step; others sum the norm in another order."""
 
@@ -133,14 +132,14 @@ def same_training(
     }
 
 
-SHARDED = WAYS["sharded"]
+SHARDED = ENGINES["sharded"]
 CASES = {
-    "all-reduce": (WAYS["all-reduce"], WAYS["all-reduce"], {}),
-    "reduce-scatter": (WAYS["reduce-scatter"], SHARDED, {}),
+    "all-reduce": (ENGINES["all-reduce"], ENGINES["all-reduce"], {}),
+    "reduce-scatter": (ENGINES["reduce-scatter"], SHARDED, {}),
     "sharded": (SHARDED, SHARDED, {}),
     "sharded, in bf16": (SHARDED, SHARDED, {"bf16": True, "max_grad_norm": 0.0}),
-    "server": (WAYS["server"], None, {}),
-    "ddp": (DDP, DDP, {}),
+    "server": (ENGINES["server"], None, {}),
+    "ddp": (ENGINES["ddp"], ENGINES["ddp"], {}),
 }
 """By name: the training's plan, the resumed one's, and the options of both."""
 

@@ -81,10 +81,8 @@ def test_flops_equal_torchs_own_counter_for_unusual_modules(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_edges_run_forward_and_gradients_get_ready_where_they_are_said_to(kind: str) -> None:
+def test_gradients_get_ready_where_they_are_said_to(kind: str) -> None:
     graph = recorded(MADE[kind]())
-    for index, operation in enumerate(graph.operations):
-        assert all(source < index for source in operation.inputs)
     place = {operation: i for i, operation in enumerate(graph.backward_order)}
     ends = [place[graph.gradient_after[v]] for v in graph.gradient_order]
     assert ends == sorted(ends)
@@ -134,7 +132,7 @@ def test_edges_pass_through_views(tied: ModelGraph) -> None:
     assert not {o.type for o in tied.operations} & {"view", "t", "transpose", "expand", "detach"}
 
 
-def test_writes_in_place_chain(tied: ModelGraph) -> None:
+def test_writes_in_place_chain() -> None:
     graph = recorded(modules.Slices())
     by_name = {operation.name: operation for operation in graph.operations}
     sources = {graph.operations[i].name for i in by_name["copy_:2"].inputs}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autosync.errors import AutosyncError, InvalidInput, NotFound, NotSupported
 from autosync.importing import import_module
@@ -75,6 +76,38 @@ def test_each_architecture_has_the_graph_of_its_class(architecture: str, tmp_pat
     assert_graph_contract(graph, BATCH)
     kinds = {variable.dtype for variable in graph.variables}
     assert kinds == {"bfloat16" if "Llama" in architecture else "float32"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "problem", "labels"),
+    [
+        ("BertForSequenceClassification", None, 1),
+        ("BertForSequenceClassification", "regression", 3),
+        ("ViTForImageClassification", "multi_label_classification", 3),
+    ],
+)
+def test_scores_and_several_labels_a_sample_are_numbers(
+    architecture: str, problem: str | None, labels: int, tmp_path: Path
+) -> None:
+    """A cross-encoder has one label: its score."""
+    names = {str(each): f"label {each}" for each in range(labels)}
+    folder = written(tmp_path, architecture, id2label=names, problem_type=problem)
+    length = None if "ViT" in architecture else 8
+    target = load_transformers_config(folder, BATCH, length, allocate=True)
+    assert isinstance(target.example_inputs, dict)
+    assert target.example_inputs["labels"].shape == (BATCH, labels)
+    target.module(**target.example_inputs).loss.backward()
+
+
+def test_sounds_have_the_type_of_the_parameters(tmp_path: Path) -> None:
+    """As of Whisper large-v3, whose configuration states 16 bits."""
+    folder = written(tmp_path, "WhisperForConditionalGeneration", dtype="bfloat16")
+    target = load_transformers_config(folder, BATCH, 8)
+    assert isinstance(target.example_inputs, dict)
+    assert target.example_inputs["input_features"].dtype == torch.bfloat16
+    assert target.example_inputs["labels"].dtype == torch.long
+    graph = import_module(target.module, target.example_inputs, None, name="hf", batch_size=BATCH)
+    assert {variable.dtype for variable in graph.variables} == {"bfloat16"}
 
 
 def test_a_size_per_layer_is_no_number_of_layers(tmp_path: Path) -> None:
@@ -148,6 +181,7 @@ MASKED = '{"architectures": ["BertForMaskedLM"]'
         (None, NotFound, "cannot read"),
         ("{", InvalidInput, "it is no JSON"),
         ("[" * 100_000, InvalidInput, "it is no JSON"),
+        ('{"model_type": "bert", "a": ' + '{"a": ' * 700 + "1" + "}" * 701, InvalidInput, ""),
         ("[]", InvalidInput, "no field 'model_type'"),
         ('{"model_type": "bert"}', InvalidInput, "names no architecture"),
         ('{"model_type": "bert", "architectures": ["BertModel"]}', NotSupported, "no known labels"),

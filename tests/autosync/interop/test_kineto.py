@@ -140,7 +140,7 @@ def test_compressed_traces_are_read_within_bounds(monkeypatch: pytest.MonkeyPatc
             read_trace_profile(bomb, linear, "v100")
 
 
-def test_the_device_of_a_trace_is_compared_with_the_stated_one(graph: ModelGraph) -> None:
+def test_the_device_of_a_trace_is_compared_with_the_stated_one() -> None:
     linear, data = of_linear(1)
     assert read_trace_profile(data, linear, None).profile.device == "v100"
     with pytest.raises(InvalidInput, match=r"a GPU \(Tesla V100\).*is 'a100'") as refused:

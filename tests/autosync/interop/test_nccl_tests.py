@@ -131,6 +131,12 @@ def test_tables_of_one_log_are_read_one_by_one() -> None:
     assert [sweep.curve.ranks for sweep in found] == [4, 2]
 
 
+def test_ranks_of_a_run_that_failed_are_not_those_of_the_next() -> None:
+    failed = NEW[: NEW.index(HEADING)]
+    curve = only(failed + OLD_BROADCAST).curve
+    assert (curve.operation, curve.ranks, curve.nodes) == ("broadcast", 2, 1)
+
+
 def test_of_repeated_sweeps_the_median_counts() -> None:
     once = only(NEW)
     slower = replace(once.curve, seconds=tuple(2 * each for each in once.curve.seconds))
@@ -139,6 +145,14 @@ def test_of_repeated_sweeps_the_median_counts() -> None:
     merged, broadcast = merged_curves(sweeps)
     assert merged == slower
     assert broadcast.operation == "broadcast"
+
+
+def test_of_repeated_cycles_the_median_counts() -> None:
+    """`-N 3` prints them under one heading."""
+    (row,) = (line for line in ROWS.splitlines() if line.split()[0] == "1024")
+    cycles = [row.replace("30.10", time) for time in ("40.00", "90.00")]
+    curve = only("\n".join([NEW, *cycles])).curve
+    assert curve.seconds[:2] == pytest.approx((40e-6, 40e-6))
 
 
 def test_what_a_log_does_not_say_is_asked_for() -> None:

@@ -68,8 +68,8 @@ class Encoder(nn.Module):
         return scores
 
 
-def words(batch: int = BATCH) -> torch.Tensor:
-    return torch.zeros(batch, 5, dtype=torch.long)
+def words() -> torch.Tensor:
+    return torch.zeros(BATCH, 5, dtype=torch.long)
 
 
 MADE: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {

@@ -319,6 +319,21 @@ def test_pieces_and_unequal_parts_are_refused() -> None:
             export_strategy(strategy, domain)
 
 
+def test_powersgd_of_a_matrix_that_autodist_sends_as_it_is_is_refused() -> None:
+    domain = domain_of(chain_graph(((10, 6), (64, 1))), grid_cluster(2))
+    choices = tuple(
+        VariableChoice(
+            variable.name,
+            whole(variable.shape),
+            (AllReduce(group, encoding=Encoding("powersgd", 1)),),
+        )
+        for group, variable in enumerate(domain.graph.variables)
+    )
+    strategy = Strategy(choices, even_replicas(2))
+    with pytest.raises(NotSupported, match=r"variable v1 of shape \(64, 1\) is packed by PowerSGD"):
+        export_strategy(strategy, domain, allow_lossy=True)
+
+
 OWN_BUILDERS = (
     "all_reduce_chunk128",
     "ps_one_server",

@@ -427,14 +427,10 @@ DOMAIN = domain_of(layered_graph(((100, 10),) * 5), grid_cluster(2, 2))
 UNIT, ROOT = 4000, 8000
 
 
-def plan(strategy: Strategy) -> Plan:
-    population = encode([strategy], DOMAIN)
-    return plan_of(compile_plans(population, DOMAIN), population, 0, DOMAIN)
-
-
 def rows(strategy: Strategy) -> list[tuple[Op, int, int, int, int]]:
     """Operation, bytes, gradient that it waits for, gradient or operation that waits for it."""
-    return [(m.operation, m.wire_bytes, m.ready, m.before, m.gate) for m in plan(strategy).messages]
+    made = compiled(strategy, DOMAIN)
+    return [(m.operation, m.wire_bytes, m.ready, m.before, m.gate) for m in made.messages]
 
 
 def test_zero3_gathers_every_unit_again_for_its_backward() -> None:
@@ -462,7 +458,7 @@ def test_zero2_gathers_once() -> None:
 
 
 def test_hybrid_sharding_reduces_parts_between_nodes() -> None:
-    made = plan(hsdp(DOMAIN))
+    made = compiled(hsdp(DOMAIN), DOMAIN)
     crossing = [m for m in made.messages if m.operation is Op.ALL_REDUCE]
     assert [m.wire_bytes for m in crossing] == [ROOT // 2] + [UNIT // 2] * 3
     for message in crossing:
@@ -477,8 +473,8 @@ def test_hybrid_sharding_reduces_parts_between_nodes() -> None:
 def test_others_in_the_same_population_stay_as_they_are() -> None:
     both = encode([dear(DOMAIN), hsdp(DOMAIN), dear(DOMAIN)], DOMAIN)
     plans = compile_plans_fast(both, DOMAIN)
-    alone = plan(dear(DOMAIN))
+    alone, sharded = compiled(dear(DOMAIN), DOMAIN), compiled(hsdp(DOMAIN), DOMAIN)
     assert plan_of(plans, both, 0, DOMAIN) == plan_of(plans, both, 2, DOMAIN) == alone
-    assert plan_of(plans, both, 1, DOMAIN) == plan(hsdp(DOMAIN))
+    assert plan_of(plans, both, 1, DOMAIN) == sharded
     assert alone.engine == "autosync"
-    assert plan(hsdp(DOMAIN)).engine == "fully_shard"
+    assert sharded.engine == "fully_shard"

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TypeVar
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -37,11 +38,15 @@ PLANS = {
     "sharded": Case(method="zero", schedule=OVERLAP),
     "server": Case(method="ps"),
 }
-"""One of each way to update, and torch's own DDP."""
+"""One of each way to update."""
 LATE = {"clocks": Case(method="ps", staleness=1)}
 CASES = {**PLANS, **LATE}
 
 DDP = Case(schedule=Schedule("ddp"), groups=1)
+ENGINES = {**PLANS, "ddp": DDP}
+
+each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+each_engine = pytest.mark.parametrize("case", ENGINES.values(), ids=ENGINES)
 
 PATIENCE = timedelta(seconds=60)
 """Half of the process group's timeout."""

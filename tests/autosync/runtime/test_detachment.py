@@ -25,18 +25,17 @@ from tests.autosync.runtime.cases import (
 )
 from tests.autosync.runtime.distributing import (
     DDP,
+    ENGINES,
     PLANS,
     ddp_of,
     distributed,
+    each_engine,
+    each_plan,
     largest_difference,
     refusal,
     train,
 )
 from tests.autosync.runtime.ranks import Ranks
-
-STAGES = {**PLANS, "ddp": DDP}
-each_stage = pytest.mark.parametrize("case", STAGES.values(), ids=STAGES)
-each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
 
 
 def two_stages(rank: int, world: int, *ways: Case) -> tuple[float, float, str]:
@@ -60,7 +59,7 @@ def two_stages(rank: int, world: int, *ways: Case) -> tuple[float, float, str]:
     return worst_difference(model, alone), between, again
 
 
-@pytest.mark.parametrize(("first", "second"), list(pairwise([DDP, *STAGES.values()])), ids=STAGES)
+@pytest.mark.parametrize(("first", "second"), list(pairwise([DDP, *ENGINES.values()])), ids=ENGINES)
 def test_a_second_stage_goes_on(pair: Ranks, first: Case, second: Case) -> None:
     for difference, between, again in pair.run(two_stages, first, second):
         assert difference < 3e-6
@@ -83,7 +82,7 @@ def twice(rank: int, world: int, case: Case) -> list[str]:
     return found
 
 
-@each_stage
+@each_engine
 def test_distributing_twice_is_refused(pair: Ranks, case: Case) -> None:
     for found in pair.run(twice, case):
         assert ["is distributed already" in words for words in found] == [True] * 3
@@ -161,7 +160,7 @@ def clipping_goes(rank: int, world: int, case: Case) -> float:
     return worst_difference(model, alone)
 
 
-@each_stage
+@each_engine
 def test_clipping_ends_with_its_stage(pair: Ranks, case: Case) -> None:
     assert max(pair.run(clipping_goes, case)) < 3e-6
 

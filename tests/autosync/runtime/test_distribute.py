@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 import autosync
 from autosync.bundle import Bundle, make_bundle
@@ -55,7 +56,8 @@ def train(rank: int, world: int, case: Case, given: Bundle, host: str) -> tuple[
 
 
 def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list[float]:
-    """By DDP, because the bundle says so or because it does not fit: like torch's own clipping."""
+    """By DDP, because the bundle says so or because it does not fit: like torch's own clipping. The
+    optimizer is given as it is, then as a list of one."""
     os.environ["AUTOSYNC_HOST"] = host.format(rank=rank)
     found = []
     for scaled in (False, True):
@@ -63,7 +65,8 @@ def clipped(rank: int, world: int, case: Case, given: Bundle, host: str) -> list
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=scaled)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            network, _ = autosync.distribute(model, optimizer, given, max_grad_norm=0.05)
+            held: Optimizer | list[Optimizer] = [optimizer] if scaled else optimizer
+            network, _ = autosync.distribute(model, held, given, max_grad_norm=0.05)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
         alone = make_model(case.model)
         single = torch.optim.AdamW(alone.parameters(), lr=0.01)
@@ -222,13 +225,13 @@ def test_owned_and_sharded_updates_refuse_other_optimizers(pair: Ranks) -> None:
     assert pair.run(refused) == [[False, True, True, True]] * 2
 
 
-def without_room(rank: int, world: int, given: Bundle) -> tuple[str, bool]:
-    """Rank 1 cannot attach what works beside the engine: what the call says, and whether model and
+def without_room(rank: int, world: int, given: Bundle, what: str) -> tuple[str, bool]:
+    """Rank 1 is out of memory in `what`, of `distribute`: what the call says, and whether model and
     optimizer are plain behind it."""
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model = make_model("mlp")
     optimizer = make_optimizer("sgd", model)
-    said, target = "", "autosync.runtime.distributed.attach_beside"
+    said, target = "", f"autosync.runtime.distributed.{what}"
     with ExitStack() as patched:
         if rank:
             patched.enter_context(patch(target, side_effect=MemoryError("full")))
@@ -242,7 +245,7 @@ def without_room(rank: int, world: int, given: Bundle) -> tuple[str, bool]:
 
 @pytest.mark.parametrize("case", [Case(), Case(method="zero"), Case(method="ps"), DDP])
 def test_no_rank_trains_where_one_lacks_room_beside_the_plan(pair: Ranks, case: Case) -> None:
-    other, full = pair.run(without_room, shipped(case, 2))
+    other, full = pair.run(without_room, shipped(case, 2), "attach_beside")
     assert full == ("MemoryError: full", True)
     assert other[0].startswith("InvalidInput: rank 1 cannot begin: MemoryError: full")
     assert other[1]

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import OrderedDict
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,8 @@ from autosync.domain import Domain
 from autosync.errors import NotSupported
 from autosync.exports import settings_for
 from autosync.population import decode
-from autosync.runtime.fully_shard import copy_without_values
+from autosync.runtime.bundle_fit import matched_names
+from autosync.runtime.fully_shard import copy_without_values, unit_modules
 from autosync.search.sampler.sampling import sample
 from autosync.search.space import SPACES
 from autosync.simulator.sharded_strategy import sharded_by
@@ -284,6 +286,19 @@ def test_what_is_chosen_is_what_torch_does(pair: Ranks, prefetch: int) -> None:
         assert whole == 2
 
 
+def test_words_of_wrappers_within_a_unit_are_not_of_its_name() -> None:
+    """As where the script compiles a layer of a block, or checkpoints it."""
+    plain, wrapped = make_blocks(), make_blocks()
+    block = wrapped.blocks[0]
+    assert isinstance(block, nn.Sequential)
+    block[0] = nn.Sequential(OrderedDict(_orig_mod=block[0]))
+    engine = FullyShard(("blocks.0", "blocks.1"), 2)
+    for planned, model in ((plain, wrapped), (wrapped, plain)):
+        theirs, own = (dict(each.named_parameters()) for each in (planned, model))
+        units = unit_modules(model, engine, matched_names(theirs, own))
+        assert units == [[model.blocks[0]], [model.blocks[1]]]
+
+
 class TiedBlocks(Blocks):
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +312,7 @@ def tied(rank: int, world: int, given: Bundle) -> str:
 
 
 def test_a_parameter_of_two_units_is_refused(pair: Ranks) -> None:
-    where = replace(domain(TiedBlocks(), 2))
+    where = domain(TiedBlocks(), 2)
     engine = FullyShard(("blocks.0", "blocks.1"), 2)
     for said in pair.run(tied, make_bundle(sharded_by(where, engine), where)):
         assert "are one, but the plan gathers them in different units" in said

@@ -36,7 +36,7 @@ def marked(own_fork_servers: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("testbed", marks=[])])
+@pytest.fixture(scope="module", params=["local", "testbed"])
 def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPool]:
     """A pool of `faulty` workers; see `benchmarks.faults.faulty` for what its keys do."""
     if request.param == "testbed":

@@ -18,8 +18,8 @@ from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import strategy_of
 
 
-def small_domain(nodes: int = 2, ranks_per_node: int = 1) -> Domain:
-    return domain_of(chain_graph(), grid_cluster(nodes, ranks_per_node), 2e-4)
+def small_domain(nodes: int = 2) -> Domain:
+    return domain_of(chain_graph(), grid_cluster(nodes), 2e-4)
 
 
 def ddp(domain: Domain) -> Bundle:

@@ -24,19 +24,23 @@ from autosync.trials.request_names import GPU_BY_MPS, GPU_IN_TURNS
 from tests.autosync.trials.contract_suite import assert_failed
 from tests.autosync.trials.fake_workers import FakeWorkers
 from tests.autosync.trials.strategies import ddp
-from tests.waiting import until
+from tests.waiting import lives, until
 
 ROOT = Path(__file__).parents[3]
 CONTROL = """#!/bin/sh
 control="${CUDA_MPS_PIPE_DIRECTORY:-none}/control"
 if [ "$1" = -d ]; then
     echo "$CUDA_MPS_PIPE_DIRECTORY" >> "$0.started"
+    if [ -n "$HANGS" ]; then
+        sleep 600 &
+        echo $! > "$CUDA_MPS_PIPE_DIRECTORY/${0##*/}.pid"
+    fi
     test -z "$REFUSES" && touch "$control"
     exit
 fi
 read -r command
 test -e "$control" || exit 1
-case "$command" in quit*) rm "$control" ;; esac
+case "$command" in quit*) test -z "$HANGS" || exec sleep 600; rm "$control" ;; esac
 """
 
 
@@ -133,6 +137,19 @@ def test_mps_ends_with_a_process_that_is_killed(control: Path) -> None:
         owner.kill()
         owner.wait()
     until(lambda: not folder.exists(), "the end of its folder")
+
+
+def test_a_daemon_that_does_not_answer_is_killed(
+    control: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANGS", "1")
+    monkeypatch.setattr(gpus, "MPS_SCRIPT", gpus.MPS_SCRIPT.replace("timeout 10", "timeout 1"))
+    with CudaMps() as variables:
+        folder = Path(variables["CUDA_MPS_PIPE_DIRECTORY"])
+        daemon = int((folder / f"{MPS_CONTROL}.pid").read_text())
+        assert lives(daemon)
+    until(lambda: not lives(daemon), "the end of the daemon")
+    assert not folder.exists()
 
 
 def run(pool: ProcessPool, key: str = "a") -> TrialResult:

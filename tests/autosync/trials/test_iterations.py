@@ -306,3 +306,15 @@ def test_replicas_have_a_digest_whatever_the_order_of_their_values_in_memory() -
     with torch.no_grad():
         model.weight[-1, -1, -1, -1] += 1.0
     assert replica_digest(model) != plain
+
+
+def test_replicas_have_a_digest_whatever_types_their_values_have() -> None:
+    model = nn.Linear(2, 2)
+    small = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
+    waves = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    model.register_parameter("small", small)
+    model.register_parameter("waves", waves)
+    plain = replica_digest(model)
+    with torch.no_grad():
+        waves.add_(1j)
+    assert replica_digest(model) == pytest.approx(plain + 2.0)

@@ -2,11 +2,19 @@
 
 import pytest
 
+from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.command_launcher import CommandLauncher
 from autosync.trials.launchers.local_launcher import LocalLauncher
-from autosync.trials.probes import measure_messages, timing_pool, worker_counts
+from autosync.trials.probes import (
+    ROOM_BYTES,
+    brief_sizes,
+    measure_messages,
+    timing_pool,
+    usual_sizes,
+    worker_counts,
+)
 from autosync.trials.worker.timed_messages import KINDS
 from tests.domains import domain_of, grid_cluster
 
@@ -16,6 +24,15 @@ def test_worker_counts_vary_and_cross_the_network_first() -> None:
     assert worker_counts(grid_cluster(2, 2)) == ((0, 2), (0, 1, 2), (0, 1, 2, 3))
     with pytest.raises(InvalidInput, match="2 ranks"):
         worker_counts(grid_cluster(2))
+
+
+def test_ranks_of_fast_nodes_have_room_for_what_all_others_send_them() -> None:
+    """Of eight ports of 400 Gbit/s, which carry 39 GB in the time of the largest message."""
+    nodes = tuple(Node(name, (Device("h200", 8),), 3094.3, 3600.0) for name in "ab")
+    fast = Cluster("fast", nodes)
+    for sizes in (usual_sizes(fast, 1.0), brief_sizes(fast, 1.0)):
+        assert max(sizes) == ROOM_BYTES // 15
+        assert len(set(sizes)) == len(sizes)
 
 
 def test_launchers_say_whose_links_their_messages_take() -> None:

@@ -343,6 +343,5 @@ def test_a_strategy_for_another_graph_is_refused(names: tuple[str, ...], words: 
 
 
 def test_rows_of_a_table_are_all_gathered_or_all_owned() -> None:
-    cut = HALVES
-    mixed = with_choice(0, cut, AllGather(0), ParameterServer(1, 9), domain=SPARSE)
+    mixed = with_choice(0, HALVES, AllGather(0), ParameterServer(1, 9), domain=SPARSE)
     refused(mixed, "'v0' has a sparse gradient, whose rows are all gathered or all owned", SPARSE)

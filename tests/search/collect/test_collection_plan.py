@@ -62,6 +62,11 @@ def test_unknown_targets_of_a_plan_are_named(tmp_path: Path) -> None:
     bad = CollectionTarget("bad", "resnet50", "example-4x1", 1.0, "1/0")
     with pytest.raises(InvalidInput, match=r"bad\.byte_scale"):
         _ = bad.scales
+    with pytest.raises(InvalidInput, match=r"bad\.time_scale"):
+        _ = replace(TARGET, name="bad", time_scale="1e400").scales
+    for wrong in (replace(TARGET, strategies=-1), replace(TARGET, picks=-1)):
+        with pytest.raises(InvalidInput, match=r"(strategies|picks) -1 is below"):
+            domain_of(wrong)
     with pytest.raises(InvalidInput, match="stands twice"):
         CollectionPlan((TARGET, TARGET))
     for name in ("", "../small", "small/one", "."):

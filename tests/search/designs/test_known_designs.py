@@ -10,7 +10,6 @@ from torch._C import _distributed_c10d as c10d
 from autosync.cluster import Cluster, Device, Node
 from autosync.domain import Domain, Optimizer
 from autosync.graph import Variable
-from autosync.population import encode
 from autosync.search.designs import known_designs
 from autosync.search.designs.building_blocks import (
     assemble,
@@ -27,7 +26,6 @@ from autosync.search.designs.known_designs import (
     ps_least_busy_link,
 )
 from autosync.search.space import Space
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import (
     EXACT,
     AllGather,
@@ -43,6 +41,7 @@ from autosync.torch_engine import DDP_FIRST_BUCKET_BYTES
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.search.drawn_domains import domains, spaces
+from tests.simulator.worked_examples import period
 
 LINEAR = domain_of(chain_graph(((512, 256), (512,), (640, 512), (640,)), factor_rows=8))
 SPARSE = domain_of(chain_graph(((3000, 64), (64,), (128, 64)), (0,), 2), grid_cluster(2, 2))
@@ -225,7 +224,7 @@ def test_it_beats_owners_in_proportion_to_bandwidth() -> None:
     both = [ps_bandwidth_weighted(domain), ps_least_busy_link(domain)]
     for strategy in both:
         verify(strategy, domain)
-    weighted, placed = TimelineSimulator().predict(domain, encode(both, domain))
+    weighted, placed = period(domain, *both)
     assert placed < 0.9 * weighted
 
 
@@ -234,5 +233,5 @@ def test_returned_gradients_need_not_wait_for_the_end_of_backward() -> None:
     cluster = grid_cluster(4, 1, (20.0, 20.0, 20.0, 10.0))
     domain = domain_of(graph, cluster, operation_seconds=1e-3)  # 120 ms, beside 134 each way
     both = [ps_least_busy_link(domain), byteps_least_busy_link(domain)]
-    values, gradients = TimelineSimulator().predict(domain, encode(both, domain))
+    values, gradients = period(domain, *both)
     assert gradients < values

@@ -18,22 +18,17 @@ from autosync.search.designs.published_methods import (
 )
 from autosync.search.designs.wire_estimates import all_reduce_estimate
 from autosync.simulator.numba_compiler import compile_plans_fast
-from autosync.simulator.timeline.timeline_simulator import TimelineSimulator, play_one
+from autosync.simulator.timeline.timeline_simulator import play_one
 from autosync.strategy import AllReduce, ParameterServer, Strategy
 from autosync.verification import verify
 from tests.domains import chain_graph, domain_of, grid_cluster
-from tests.simulator.worked_examples import cluster_of, strategy_of
+from tests.simulator.worked_examples import cluster_of, period, strategy_of
 
 SIZES = ((250_000,), (3_000_000,), (1000,), (500_000,), (70_000,), (1_250_000,))
 
 
 def domain_with(cluster: Cluster, operation_seconds: float = 5e-3) -> Domain:
     return domain_of(chain_graph(SIZES), cluster, operation_seconds)
-
-
-def seconds(domain: Domain, *strategies: Strategy) -> list[float]:
-    predicted = TimelineSimulator().predict(domain, encode(list(strategies), domain))
-    return [float(each) for each in predicted]
 
 
 def messages_of(strategy: Strategy) -> list[int]:
@@ -69,7 +64,7 @@ def test_mg_wfbp_sees_gradients_when_the_slowest_rank_has_them() -> None:
 def test_mg_wfbp_is_no_optimum_of_the_timeline() -> None:
     domain = domain_with(cluster_of(backend="nccl", startup=11e-3))
     first_alone = strategy_of(domain, lambda v: AllReduce(int(v == len(SIZES) - 1)))
-    greedy, better = seconds(domain, mg_wfbp(domain), first_alone)
+    greedy, better = period(domain, mg_wfbp(domain), first_alone)
     assert better < greedy
 
 

@@ -20,8 +20,8 @@ def parents_among(domain: Domain, measured: Population) -> Population:
     return measured.take(parent_rows(domain, measured))
 
 
-def designs_and_draws(domain: Domain, space: Space, seed: int, drawn: int = 6) -> Population:
+def designs_and_draws(domain: Domain, space: Space, seed: int) -> Population:
     designs = [strategy for _, strategy in hand_designed(domain, space)]
     return parents_among(
-        domain, concatenate([sample(domain, space, 0, drawn, seed), encode(designs, domain)])
+        domain, concatenate([sample(domain, space, 0, 6, seed), encode(designs, domain)])
     )

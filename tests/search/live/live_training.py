@@ -59,7 +59,7 @@ def step_on(tokens: Tensor) -> Callable[[nn.Module, torch.optim.Optimizer], None
     return step
 
 
-def two_hosts(rank: int, world: int = 3) -> None:
+def two_hosts(rank: int) -> None:
     """Of three ranks, two are on the first."""
     os.environ["AUTOSYNC_HOST"] = "first" if rank < 2 else "second"
 

@@ -17,9 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import autosync
+from autosync.cluster import Device
 from autosync.errors import InvalidInput
 from autosync.search.live import diagnosis
+from autosync.search.live.diagnosis import attainable_in
 from tests.autosync.runtime.ranks import Ranks, ranks
+from tests.domains import domain_of, grid_cluster
 from tests.search.live.live_training import (
     Tiny,
     batch_of,
@@ -28,6 +31,7 @@ from tests.search.live.live_training import (
     refusal_of,
     step_on,
 )
+from tests.simulator.worked_examples import on_devices
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -96,18 +100,52 @@ def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
 
 
 def _unmeasured(rank: int, world: int) -> list[str]:
+    """Its iterator has no batch beyond those of the measured iterations."""
     model, optimizer = _made("ddp")
     error = InvalidInput("no line fits these samples.", thing="samples")
+    measured = diagnosis.WARM_UP + 1 + 2 * ITERATIONS
+    batches = iter([batch_of(rank, number) for number in range(measured)])
     with patch.object(diagnosis, "measure_message_costs", side_effect=error):
-        step = step_on(batch_of(rank, 0))
-        found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS)
+        found = autosync.diagnose(
+            _batch_step, model, optimizer, batches=batches, iterations=ITERATIONS
+        )
     return list(found.notes)
+
+
+def _batch_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    step_on(batch)(model, optimizer)
 
 
 def test_without_a_prediction_every_rank_has_the_rest(pair: Ranks) -> None:
     first, second = pair.run(_unmeasured)
     assert first == second
     assert "Nothing is predicted: no line fits these samples." in first
+
+
+def test_what_does_not_fit_the_devices_is_not_attainable() -> None:
+    slow = domain_of(cluster=grid_cluster(2, 2, gbps=0.01))
+    with patch.object(diagnosis, "PROPOSALS", 64):
+        found = attainable_in(on_devices(slow, Device("cpu", 2, memory_gb=1e-6)))
+    assert (found.best, found.best_seconds) == ("ddp", found.ddp_seconds)
+
+
+def _fails_on_the_bare_model(rank: int, world: int) -> list[str]:
+    model, optimizer = _made("ddp")
+    plain = step_on(batch_of(rank, 0))
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if rank == 1 and not isinstance(model, DistributedDataParallel):
+            raise AttributeError("no attribute 'module'")
+        plain(model, optimizer)
+
+    return list(autosync.diagnose(step, model, optimizer, iterations=ITERATIONS).notes)
+
+
+def test_a_step_that_fails_on_the_bare_model_leaves_what_was_measured(pair: Ranks) -> None:
+    first, second = pair.run(_fails_on_the_bare_model)
+    assert first == second
+    why = "Nothing is predicted: rank 1 cannot tune: AttributeError: no attribute 'module'"
+    assert why in first
 
 
 def _one_sleeps(rank: int, world: int, where: str) -> dict[str, Any]:
@@ -162,6 +200,10 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
     options: dict[str, Any] = {"save": f"{folder}/page.pdf"} if how == "save" else {}
     if how == "batches":
         options = {"batches": []}
+    if how == "one":
+        options = {"batches": [batch_of(0, 0)] if rank == 0 else None}
+    if how == "others":
+        options = {"others": [iter(())]}
     if how == "iterations":
         options = {"iterations": 0}
     given = step if how == "step" else step_on(batch_of(rank, 0))
@@ -174,6 +216,8 @@ def _fails(rank: int, world: int, how: str, folder: str) -> str:
         ("step", "no such shape"),
         ("save", "page.pdf' names no format"),
         ("batches", "batches is empty"),
+        ("one", "rank 1 was given no batches"),
+        ("others", "others[0] (tuple_iterator) has no state_dict"),
         ("iterations", "iterations is 0"),
     ],
 )

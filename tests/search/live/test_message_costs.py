@@ -6,11 +6,7 @@ import pytest
 
 from autosync.cluster import MessageKind
 from autosync.domain import Domain
-from autosync.search.live.message_costs import (
-    MOST_RECEIVED_BYTES,
-    measure_message_costs,
-    probe_sizes,
-)
+from autosync.search.live.message_costs import ROOM_BYTES, measure_message_costs
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.simulator.fitting.message_costs import link_seconds
@@ -24,11 +20,12 @@ STARTUP_SECONDS, WORKER_SECONDS = 3e-3, 1e-3
 
 @dataclass
 class ToldJob:
-    """Ranks whose messages take their links' time, and a startup that grows with their number."""
+    """Ranks whose messages take their links' time, and a startup that grows with their number.
+    asked: for messages of these sizes."""
 
     domain: Domain
     fails: bool = False
-    asked: int = 0
+    asked: list[int] = field(default_factory=list)
     scales: tuple[float, float] = (1.0, 1.0)
     at_cluster_rates: bool = True
     shaped: bool = False
@@ -37,7 +34,7 @@ class ToldJob:
     def time_messages(
         self, kind: MessageKind, size_bytes: int, workers: tuple[int, ...], repeats: int
     ) -> list[float]:
-        self.asked += 1
+        self.asked.append(size_bytes)
         if self.fails:
             raise TrialFailed(TrialError("crashed", "rank 1: no."))
         sample = MessageSample(kind, size_bytes, workers, 0.0)
@@ -94,4 +91,6 @@ def test_two_ranks_cannot_tell_a_startup_from_a_workers_share() -> None:
 
 
 def test_a_rank_has_room_for_what_all_others_send_it() -> None:
-    assert max(probe_sizes(grid_cluster(64))) * 63 <= MOST_RECEIVED_BYTES
+    many = ToldJob(domain_of(cluster=grid_cluster(64, gbps=10.0)))
+    many.measured(Settings())
+    assert max(many.asked) == ROOM_BYTES // 63

@@ -8,19 +8,22 @@ import pytest
 from numpy.typing import NDArray
 
 from autosync.domain import Domain
+from autosync.errors import InvalidInput
 from autosync.population import Population
 from autosync.search.live.time_budget import (
     FEWEST_PROPOSALS,
+    GRACE,
     RANKING_SHARE,
     SEARCH_SHARE,
     TimeBudget,
     collective_timeout,
+    patience_of,
     with_fewer_iterations,
     with_fewer_proposals,
 )
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
-from autosync.search.space import Space
+from autosync.search.space import SPACES, Space
 from tests.domains import domain_of
 
 SETTINGS = Settings(budget=16, proposals=4_000)
@@ -74,6 +77,26 @@ def test_without_time_a_few_are_ranked() -> None:
 def test_long_steps_get_fewer_iterations(step_seconds: float, warmup: int, iterations: int) -> None:
     found = with_fewer_iterations(SETTINGS, step_seconds, 280.0)
     assert (found.warmup, found.iterations) == (warmup, iterations)
+
+
+def test_few_iterations_do_not_get_more() -> None:
+    few = Settings(warmup=0, iterations=1)
+    assert with_fewer_iterations(few, 100.0, 280.0) == few
+
+
+def test_of_sizes_of_buckets_nothing_is_drawn_that_could_be_ranked() -> None:
+    simulator, events = SlowSimulator(1.0), list[TuningEvent]()
+    found = with_fewer_proposals(
+        SETTINGS, domain_of(), SPACES["buckets"], simulator, 30.0, events.append, simulator.clock
+    )
+    assert (found, events, simulator.now) == (SETTINGS, [], 0.0)
+
+
+@pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf"), 1e9])
+def test_minutes_that_are_no_time_are_refused(minutes: float) -> None:
+    with pytest.raises(InvalidInput, match="minutes is"):
+        patience_of(minutes)
+    assert patience_of(0) == GRACE
 
 
 @pytest.mark.parametrize(("now", "search", "confirm"), [(9, 0, 0), (10, 1, 0), (20, 1, 1)])

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from autosync.domain import Domain
 from autosync.population import Population, encode
-from autosync.search.loop.design_candidates import earned_designs, known_designs
+from autosync.search.loop import design_candidates
+from autosync.search.loop.design_candidates import earned_designs, known_designs, with_refined
 from autosync.search.loop.outcome import rank_measured
 from autosync.search.loop.ranking import ranking_context
 from autosync.search.loop.settings import Settings
@@ -154,3 +155,14 @@ def test_trials_correct_the_costs_that_refinements_are_searched_with() -> None:
     assert len(searched.parents) == len(searched.step_seconds) == len(fastest) - 1  # without DDP
     off = replace(SETTINGS, refined_share=0.0)
     assert Searched.after(DOMAIN, Doubtful(0.1), fastest, off).calibrated is DOMAIN
+
+
+def test_refined_designs_that_do_not_fit_the_devices_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    designs = known_designs(DOMAIN, Space(), TIMELINE)
+    found = with_refined(DOMAIN, Space(), TIMELINE, designs, 0)
+    assert any(each.origin.endswith("_refined") for each in found)
+    nothing = np.zeros(0, dtype=np.int64)
+    monkeypatch.setattr(design_candidates, "fitting_rows", lambda *given: nothing)
+    assert with_refined(DOMAIN, Space(), TIMELINE, designs, 0) == designs

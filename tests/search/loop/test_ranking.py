@@ -56,7 +56,7 @@ def test_the_best_are_kept_best_first(threads: int) -> None:
     order = np.lexsort((np.arange(proposals), rows))[:30]
     assert ranked.index.tolist() == order.tolist()
     assert ranked.seconds.tolist() == rows[order].tolist()
-    assert (ranked.simulator, ranked.proposals, ranked.seed) == ("rows", proposals, 5)
+    assert ranked.seed == 5
     assert seen == [CHUNK, 2 * CHUNK, proposals]
     assert sorted(counter.sizes) == [100, CHUNK, CHUNK]
 

@@ -162,14 +162,9 @@ def test_shares_are_those_of_a_histogram_over_rows_of_kinds_and_views() -> None:
 DRAWN = message_shares(DOMAIN, sample(DOMAIN, Space(whole_below_bytes=1000), 0, 40, 0))
 
 
-def test_without_similarity_the_fastest_are_picked_in_order() -> None:
-    scores = np.random.default_rng(0).permutation(40).astype(np.float64)
-    assert select(scores, DRAWN, 6, 0.0).tolist() == np.argsort(scores)[:6].tolist()
-
-
-def test_every_pick_is_the_greedy_minimum_of_equation_11() -> None:
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+def test_every_pick_is_the_greedy_minimum_of_equation_11(alpha: float) -> None:
     scores = np.random.default_rng(1).uniform(1, 2, 40)
-    alpha = 0.7
     picks: list[int] = []
     cost = (scores - scores.min()) / np.median(scores - scores.min())
     for pick in select(scores, DRAWN, 10, alpha):
@@ -195,12 +190,6 @@ def test_picks_are_distinct_and_finite_scores_always_work(scores: list[float], k
     picks = select(np.array(scores), DRAWN[: len(scores)], k, 0.5)
     assert len(picks) == len(set(picks.tolist())) == min(k, len(scores))
     assert normalised(np.array(scores)).min() == 0.0
-
-
-def test_scale_and_unit_of_the_scores_do_not_matter() -> None:
-    scores = np.random.default_rng(2).normal(size=40)
-    expected = select(scores, DRAWN, 12, 0.5).tolist()
-    assert select(scores * 1024.0 + 64.0, DRAWN, 12, 0.5).tolist() == expected
 
 
 def test_what_was_tried_counts_as_picked() -> None:

@@ -45,8 +45,12 @@ def test_settings_out_of_range_are_refused_by_name() -> None:
         Settings(design_share=2)
     with pytest.raises(InvalidInput, match="first_designs is 0"):
         Settings(first_designs=0)
+    with pytest.raises(InvalidInput, match="budget is -3"):
+        Settings(budget=-3)
     with pytest.raises(InvalidInput, match="seed is -1"):
         Settings(seed=-1)
+    with pytest.raises(InvalidInput, match="seed is 9007199254740992; it must be below"):
+        Settings(seed=2**53)
     with pytest.raises(InvalidInput, match="warmup is -1"):
         Settings(warmup=-1)
     for seconds in (0.0, -1.0, float("nan"), float("inf")):

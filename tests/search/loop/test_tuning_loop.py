@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from autosync.cluster import MessageCost
 from autosync.domain import Domain
-from autosync.errors import AutosyncError, InvalidInput
+from autosync.errors import AutosyncError
 from autosync.population import Population, decode, encode
 from autosync.search.designs.known_designs import ddp, dear
 from autosync.search.loop import proposing
@@ -225,11 +225,6 @@ def test_a_confirmation_that_is_stopped_counts_what_was_run() -> None:
     assert outcome.ddp_seconds == outcome.baseline_seconds
     assert outcome.speedup == pytest.approx(outcome.baseline_seconds / outcome.best_seconds)
     assert not outcome.cancelled
-
-
-def test_a_negative_budget_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match="budget is -3"):
-        replace(SETTINGS, budget=-3)
 
 
 class Contrary(TimelineSimulator):

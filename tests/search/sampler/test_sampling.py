@@ -21,7 +21,6 @@ from autosync.search.space import Space
 from autosync.strategy import (
     AllGather,
     AllReduce,
-    Encoding,
     ParameterServer,
     Partition,
     ReduceScatter,
@@ -426,11 +425,6 @@ def test_pins_are_kept_beside_sparse_gradients() -> None:
         strategy = decode(drawn, index, domain)
         verify(strategy, domain)
         assert replace(strategy.choices[1].shards[0], group=0) == ReduceScatter(0)
-
-
-def test_lossless_by_default() -> None:
-    drawn = sample(domain_of(), Space(), 0, 300, 0)
-    assert {drawn.options[code].encoding for code in set(drawn.option.tolist())} == {Encoding()}
 
 
 def test_uneven_shares_follow_the_devices_in_whole_samples() -> None:

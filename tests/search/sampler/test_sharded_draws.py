@@ -44,8 +44,8 @@ GPUS = replace(grid_cluster(2, 2), backend="nccl")
 DOMAIN = domain_of(GRAPH, GPUS, optimizer=Optimizer("adamw", True, 2))
 
 
-def engines(domain: Domain, space: Space = SPACE, seed: int = 0) -> list[FullyShard]:
-    population = sample(domain, space, 0, DRAWN, seed)
+def engines(domain: Domain, space: Space = SPACE) -> list[FullyShard]:
+    population = sample(domain, space, 0, DRAWN, 0)
     found = [decode(population, index, domain) for index in range(DRAWN)]
     for strategy in found:
         verify(strategy, domain, allow_lossy=len(space.encodings) > 1)

@@ -43,7 +43,7 @@ def test_between_and_beyond_measured_sizes_the_shape_is_that_of_the_constants() 
     beyond = times(measured, 2.0**34).seconds[0] / times(plain, 2.0**34).seconds[0]
     assert beyond == pytest.approx(last)
     middle = times(measured, 2.0**25).seconds[0] / times(plain, 2.0**25).seconds[0]
-    assert min(last, middle) < middle < max(last, CURVE.seconds[1] / times(plain, 2.0**20).seconds)
+    assert last < middle < CURVE.seconds[1] / times(plain, SIZES[1]).seconds[0]
 
 
 def test_other_node_counts_are_moved_towards_the_nearest_measured_one() -> None:
@@ -79,3 +79,25 @@ def test_a_curve_of_a_forced_algorithm_counts_where_it_is_forced() -> None:
     ring = replace(PLAIN, curves=(replace(CURVE, algorithm="Ring", protocol="Simple"),))
     found = times(topology_of(ring), *SIZES, forced=Forced("Ring", "Simple"))
     assert found.seconds == pytest.approx(CURVE.seconds)
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+@pytest.mark.parametrize(
+    "forced", [Forced("Ring"), Forced("Tree", "Simple"), Forced(channels=4), Forced("Ring", "LL")]
+)
+def test_what_is_forced_is_not_faster_than_a_measured_choice(nodes: int, forced: Forced) -> None:
+    """Neither where links are slower than the constants, nor where they are faster."""
+    for slower in (0.3, 3.0):
+        seconds = (slower * times(topology_of(PLAIN), *SIZES).seconds).tolist()
+        cluster = replace(PLAIN, curves=(replace(CURVE, seconds=tuple(seconds)),))
+        plain, topology = topology_of(PLAIN).of_nodes(nodes), topology_of(cluster).of_nodes(nodes)
+        own, found = times(topology, *SIZES), times(topology, *SIZES, forced=forced)
+        assert (found.seconds >= own.seconds * (1 - 1e-9)).all()
+        of_constants = times(plain, *SIZES, forced=forced).seconds / times(plain, *SIZES).seconds
+        assert found.seconds / own.seconds == pytest.approx(of_constants)
+
+
+def test_fewer_channels_of_a_measured_algorithm_are_slower_than_it() -> None:
+    ring = replace(PLAIN, curves=(replace(CURVE, algorithm="Ring", protocol="Simple"),))
+    found = times(topology_of(ring), SIZES[-1], forced=Forced("Ring", "Simple", 4))
+    assert found.seconds[0] > CURVE.seconds[-1]

@@ -29,7 +29,7 @@ from autosync.simulator.cost.synchronizer_costs import costs_of_synchronizers
 from autosync.simulator.limit import least_transfer
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.strategy import AllGather, AllReduce, ParameterServer, ReduceScatter, Synchronizer
-from tests.domains import chain_graph, domain_of
+from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.random_clusters import random_cluster
 from tests.simulator.worked_examples import cluster_of, period, strategy_of
 
@@ -111,6 +111,17 @@ def test_a_connection_alone_leaves_the_port_to_others() -> None:
     assert costs.utilization[message_class].max() == pytest.approx(10 / 40)
 
 
+def test_a_chain_pays_the_latency_of_each_of_its_hops_once() -> None:
+    cluster = replace(grid_cluster(2, 4), backend="nccl")
+    costs = network_of(cluster, team_table(domain_of(chain_graph(), cluster), ()))
+    assumed = cluster.cost("reduce")
+    startup = assumed.startup_seconds + 8 * assumed.startup_seconds_per_worker
+    # Of seven hops one goes to the other host, in 50 us.
+    for operation, root in ((Op.REDUCE, -1), (Op.BROADCAST, -1), (Op.PUSH, 0), (Op.PULL, 0)):
+        kind = int(costs.class_of(operation, ALL_RANKS, root))
+        assert costs.startup_seconds[kind] == pytest.approx(startup + 50e-6)
+
+
 def test_impossible_rates_are_refused() -> None:
     with pytest.raises(InvalidInput, match="connection_gbps"):
         replace(cluster_of(), connection_gbps=-1.0)
@@ -135,9 +146,6 @@ def test_every_message_of_rows_has_two_rounds_and_no_other() -> None:
     startups = network.startup_seconds[network.classes_of(plans)]
     of_rows = [Op(operation).sparse for operation in plans.operation]
     assert startups == pytest.approx([10e-3 if rows else 5e-3 for rows in of_rows])
-
-
-F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def test_equal_rows_get_one_number_by_first_appearance() -> None:
@@ -171,7 +179,7 @@ def _always(synchronizer: Synchronizer, variable: int) -> Synchronizer:
     return synchronizer
 
 
-def load_of_each(domain: Domain, synchronizers: list[Synchronizer]) -> F64:
+def load_of_each(domain: Domain, synchronizers: list[Synchronizer]) -> NDArray[np.float64]:
     """`(synchronizers, resources)`: seconds per byte of a variable, each compiled by itself."""
     strategies = [strategy_of(domain, partial(_always, each)) for each in synchronizers]
     plans = compile_plans_fast(encode(strategies, domain), domain)

@@ -119,12 +119,10 @@ def test_a_startup_that_workers_alone_make_up_leaves_none_below_zero(per_worker:
         assert fitted.startup_seconds_per_worker == pytest.approx(per_worker)
 
 
-F64 = NDArray[np.float64]
-
 WIDE = np.full(3, 50.0)
 
 
-def slopes(rows: int) -> F64:
+def slopes(rows: int) -> NDArray[np.float64]:
     """The third number is in no measurement."""
     both = np.random.default_rng(0).normal(size=(rows, 3))
     both[:, 2] = 0.0

@@ -63,12 +63,6 @@ def test_the_link_time_of_a_kind_is_what_the_timeline_adds(
         assert link_seconds(free, sample) == pytest.approx(sample.seconds, rel=1e-9)
 
 
-def test_a_broadcast_to_eight_ranks_leaves_its_root_three_times() -> None:
-    cluster = cluster_of(8)  # 1e8 bytes a second
-    sample = MessageSample("broadcast", 1e8, tuple(range(8)), 0.0)
-    assert link_seconds(cluster, sample) == pytest.approx(3.0)
-
-
 @pytest.mark.parametrize("kind", HOLDING)
 def test_the_costs_that_made_the_samples_are_found_again(kind: MessageKind) -> None:
     truth = MessageCost(kind, 3e-4, 2e-5, 4e-9)
@@ -99,6 +93,8 @@ def test_links_own_time_by_kind() -> None:
     assert seconds(cluster, "all_to_all", 1e8, everyone) == pytest.approx(0.75)
     assert seconds(cluster, "all_gather", 1e8, everyone) == pytest.approx(0.75)
     assert seconds(cluster, "send_recv", 1e8, everyone) == pytest.approx(3.0)
+    # a broadcast to eight ranks leaves its root three times
+    assert seconds(cluster_of(8), "broadcast", 1e8, tuple(range(8))) == pytest.approx(3.0)
     assert seconds(grid_cluster(2, 2), "all_reduce", 2.5e9, (0, 1)) == pytest.approx(1.0)
 
 

@@ -79,7 +79,7 @@ def test_it_ranks_what_it_was_not_told_better_than_the_timeline(measured: Measur
 
 
 def test_what_it_learned_of_gloo_says_less_of_nccl() -> None:
-    """Nothing of the level, and half of the rest."""
+    """Nothing of the level."""
     graph = bundled("resnet50")
     gloo = Domain(graph, load_cluster("example-4x1"), estimate_profile(graph, "a10g"))
     nccl = replace(gloo, cluster=replace(gloo.cluster, backend="nccl"))

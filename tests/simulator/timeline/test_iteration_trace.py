@@ -23,7 +23,7 @@ from autosync.simulator.timeline.trace_comparison import (
     measured_iteration,
     queue_head_seconds,
 )
-from autosync.strategy import AllReduce, Schedule
+from autosync.strategy import AllReduce, ParameterServer, Schedule
 from autosync.trials.contract import (
     ComputeTimes,
     DealTimes,
@@ -74,6 +74,24 @@ def test_compute_is_drawn_as_long_as_it_takes_beside_messages() -> None:
     assert fast[0].stop_seconds == pytest.approx(0.020)
 
 
+def test_compute_is_drawn_as_slow_as_it_is_while_messages_of_nccl_start_up() -> None:
+    graph = chain_graph(((250_000,),) * 4)
+    cluster = replace(cluster_of(backend="nccl", startup=10e-3), overlap_slowdown=0.5)
+    domain = domain_of(graph, cluster, 10e-3)
+    strategy = strategy_of(domain, lambda v: AllReduce(int(v == 3)))
+    population = encode([strategy], domain)
+    trace = simulate_trace(compile_plans_fast(population, domain), population, domain, 0, 1)
+    # From 20 ms on the first message starts up for 10 ms and moves for 15: backward loses a third
+    # of these. Behind it the other three take 10 + 45 ms.
+    backward = 0.080 + 0.025 / 3
+    found = [(i.phase, i.stop_seconds) for i in trace.compute if i.rank == 0]
+    assert [phase for phase, _ in found] == ["backward", "wait", "forward"]
+    assert [stop for _, stop in found] == pytest.approx(
+        [backward, backward + 0.055, backward + 0.095]
+    )
+    assert trace.step_seconds == pytest.approx(backward + 0.095)
+
+
 @pytest.mark.parametrize("slowdown", [0.0, 0.5])
 def test_every_ranks_intervals_fill_its_period(slowdown: float) -> None:
     shapes = ((64, 32), (300, 7), (128, 64), (33,), (10, 128))
@@ -94,6 +112,19 @@ def test_every_ranks_intervals_fill_its_period(slowdown: float) -> None:
                 assert other.start_seconds == pytest.approx(one.stop_seconds, abs=1e-9)
             length = mine[-1].stop_seconds - mine[0].start_seconds
             assert length == pytest.approx(2 * trace.step_seconds)
+
+
+def test_a_message_names_those_who_take_part_in_it() -> None:
+    domain = domain_of(chain_graph(((64, 32),)), cluster_of(2, 2, servers=1))
+    strategy = strategy_of(domain, lambda v: ParameterServer(4, 0, hierarchical=True))
+    population = encode([strategy], domain)
+    trace = simulate_trace(compile_plans_fast(population, domain), population, domain, 0, 1)
+    assert {message.operation: message.ranks for message in trace.messages} == {
+        "reduce": (0, 1, 2, 3),
+        "push": (0, 2, 4),
+        "pull": (0, 2, 4),
+        "broadcast": (0, 1, 2, 3),
+    }
 
 
 def test_chrome_trace_is_json_with_an_event_per_interval() -> None:

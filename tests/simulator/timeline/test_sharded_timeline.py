@@ -13,6 +13,7 @@ from autosync.population import Population, encode
 from autosync.search.designs.known_designs import ddp
 from autosync.search.designs.torch_engines import fsdp2, hsdp, zero2
 from autosync.simulator.explanation import Explanation, explain
+from autosync.simulator.fitting.cost_parameters import kinds_of_messages
 from autosync.simulator.numba_compiler import compile_plans_fast
 from autosync.simulator.sharded_strategy import sharded_by
 from autosync.simulator.timeline.iteration_trace import predicted_iteration, simulate_trace
@@ -52,6 +53,14 @@ def test_in_host_memory_nothing_runs_beside_compute() -> None:
     expected = 0.015 + (gathers + reduces) * MEGABYTE_SECONDS
     assert seconds(zero2(on), on) == pytest.approx(expected)
     assert seconds(fsdp2(on), on) == pytest.approx(expected + again * MEGABYTE_SECONDS)
+    assert explain(on, zero2(on)).busiest_seconds == pytest.approx(expected - 0.015)
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("gloo", "all_reduce"), ("nccl", "all_to_all")])
+def test_reductions_pay_for_what_moves_them(backend: Backend, kind: str) -> None:
+    on = domain(backend)
+    kinds = kinds_of_messages(*compiled(fsdp2(on), on), on.cluster)
+    assert kinds == tuple(sorted((kind, "all_gather")))
 
 
 def test_on_a_gpu_a_fast_link_hides_all_but_the_ends() -> None:

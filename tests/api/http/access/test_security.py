@@ -19,9 +19,9 @@ from autosync.api.http.access.access_rules import Access, access_on
 from autosync.api.http.access.authentication import MOST_CLIENTS, RateLimiter
 from autosync.api.http.access.browser import address_of
 from autosync.api.http.app import create_app
-from autosync.documents import to_json
 from autosync.errors import InvalidInput
 from tests.api.http.forms import given_token
+from tests.api.http.rest_answers import posted
 from tests.api.http.serving import PATIENCE_SECONDS, served
 from tests.domains import chain_graph, grid_cluster
 
@@ -100,11 +100,32 @@ def test_beyond_loopback_hosts_are_listed(sqlite: Database) -> None:
             assert "--allow-host" in answer.json()["remedy"]
 
 
+def test_an_address_of_ipv6_may_be_written_in_any_way(sqlite: Database) -> None:
+    """Browsers send the short one."""
+    right = {"authorization": "Bearer open sesame"}
+    access = access_on("2001:DB8:0:0::1", "open sesame", ("[2001:db8::0002]",))
+    with TestClient(create_app(sqlite, access), base_url="http://127.0.0.1") as client:
+        for own in ("[2001:db8::1]:8080", "[2001:DB8:0::1]", "[2001:db8::2]"):
+            assert client.get("/v1/tunings", headers={**right, "host": own}).status_code == 200
+    assert access_on("0:0::0", "open sesame").hosts == access_on("::", "open sesame").hosts
+
+
+@pytest.mark.parametrize("name", ["https://tuner.example", "tuner.example/autosync", "::1", ""])
+def test_a_name_that_no_host_header_can_have_is_refused(name: str) -> None:
+    """Else nobody could address the service by it, and a header that is no name would pass."""
+    with pytest.raises(InvalidInput, match="is no name of a host") as refused:
+        access_on("127.0.0.1", names=(name,))
+    assert refused.value.thing == "--allow-host"
+
+
 def test_headers_that_are_none_are_refused(guarded: TestClient) -> None:
     right = {"authorization": "Bearer open sesame"}
     broken = guarded.post("/tunings", headers={**right, "origin": "http://[::1"})
     assert broken.status_code == 403
     assert broken.json()["thing"] == "Origin"
+    led = guarded.post("/tunings", headers={"accept": "text/html", "referer": "http://[::1"})
+    assert led.status_code == 401
+    assert 'href="/login?next=/"' in led.text
     for header in (b"Basic \xc3\xa4", b"Bearer \xff\xfe", b"Bearer"):
         answer = guarded.get("/v1/tunings", headers=[(b"authorization", header)])
         assert answer.status_code == 401
@@ -258,11 +279,7 @@ def test_names_are_text_on_every_page(sqlite: Database) -> None:
     )
     cluster = replace(grid_cluster(), name=hostile)
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        body = {
-            "graph": client.post("/v1/graphs", content=to_json(graph)).json()["id"],
-            "cluster": client.post("/v1/clusters", content=to_json(cluster)).json()["id"],
-            "budget": 1,
-        }
+        body = {**posted(client, graph, cluster), "budget": 1}
         tuning = client.post("/v1/tunings", json=body).json()["id"]
         notes = {"note": hostile, "tags": "<b>", **given_token(client)}
         client.post(f"/tunings/{tuning}/notes", data=notes)

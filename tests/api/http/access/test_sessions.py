@@ -55,7 +55,11 @@ def test_a_browser_is_led_to_the_log_in_and_back(client: TestClient, sqlite: Dat
     assert page.status_code == 200
     assert "alice · tune" in page.text
     assert page.headers["cache-control"] == "no-store"
-    assert client.get("/v1/tunings").status_code == 200, "what pages fetch"
+    fetched = client.get("/v1/tunings")
+    assert fetched.status_code == 200, "what pages fetch"
+    assert fetched.headers["cache-control"] == "no-store"
+    by_key = client.get("/v1/tunings", headers={"authorization": f"Bearer {key.text}"})
+    assert by_key.headers["cache-control"] == "private, no-cache"
     assert client.get("/v1/keys").status_code == 403
 
 

@@ -13,16 +13,10 @@ from autosync.api.engine.submission import enqueue
 from autosync.api.engine.tuning_control import write_notes
 from autosync.documents import to_json
 from tests.api.http.forms import plots, shown_token
+from tests.api.http.rest_answers import YAML
 from tests.api.sample import claimed, finished, run_search, small_request
 from tests.api.simulator_versions import store_versions
 from tests.domains import chain_graph
-
-YAML = """
-name: uploaded-pair
-nodes:
-  - {address: 10.0.0.1, devices: [{type: v100}], bandwidth_gbps: 9.5}
-  - {address: 10.0.0.2, devices: [{type: v100}], bandwidth_gbps: 2.5}
-"""
 
 
 def test_tunings_are_found_tagged_and_archived(page: Page, shown_database: Database) -> None:
@@ -126,7 +120,7 @@ def test_a_tuning_that_failed_goes_on_again(page: Page, shown_database: Database
 def test_models_and_clusters_are_uploaded_and_shown(page: Page, tmp_path: Path) -> None:
     graph, cluster = tmp_path / "graph.json", tmp_path / "pair.yaml"
     graph.write_text(to_json(chain_graph()))
-    cluster.write_text(YAML)
+    cluster.write_text(YAML.replace("two", "uploaded-pair").replace("9.5", "2.5", 1))
     page.goto("/models")
     page.get_by_text("Upload a model's graph").click()
     wrong = page.request.post(

@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,6 +18,7 @@ from autosync.api.http.access.access_rules import Access
 from autosync.api.http.app import create_app
 from autosync.api.spec import TuningSpec
 from autosync.api.views import reports
+from autosync.api.views.dashboard.strategy_accounts import strategy_account
 from autosync.api.views.dashboard.tuning_form import form_of_tuning
 from autosync.api.views.rankings import RankingFilter, baseline_strategy, found_strategies
 from autosync.search.loop.outcome import DDP
@@ -30,6 +32,7 @@ from tests.api.sample import (
     run_search,
     small_request,
 )
+from tests.api.views.test_lists import rows_of, whole
 
 REQUEST = small_request(budget=8)
 
@@ -100,16 +103,11 @@ def test_a_filtered_ranking_comes_in_pages_and_keeps_ranks(database: Database) -
             row.strategy_id: row.rank for row in reports.ranked_strategies(session, tuning).items
         }
         for wanted in (RankingFilter(sort="-spread"), RankingFilter("", "measured", "origin")):
-            whole = found_strategies(session, tuning, 100, None, wanted).items
-            assert len(whole) > 3
-            pages, cursor = [], None
-            while True:
-                page = found_strategies(session, tuning, 3, cursor, wanted)
-                pages += page.items
-                if (cursor := page.next) is None:
-                    break
-            assert pages == whole
-            assert all(row.rank == ranks[row.strategy_id] for row in whole)
+            together = found_strategies(session, tuning, 100, None, wanted).items
+            assert len(together) > 3
+            pages = whole(partial(found_strategies, session, tuning, 3, wanted=wanted))
+            assert rows_of(pages) == together
+            assert all(row.rank == ranks[row.strategy_id] for row in together)
 
 
 def test_trials_are_filtered_and_sorted_by_their_address(
@@ -180,14 +178,13 @@ def test_before_there_is_an_answer_speed_ups_say_what_they_are_over(sqlite: Data
             assert "Over DDP" not in page
 
 
-def test_sizes_of_buckets_are_no_slices(sqlite: Database) -> None:
+def test_sizes_of_buckets_are_no_slices(client: TestClient, sqlite: Database) -> None:
     """torch's DDP sends each bucket in one message."""
     tuning_id = finished(sqlite, small_request(space=SPACES["buckets"]))
     with sqlite.reading() as session:
         rows = reports.ranked_strategies(session, tuning_id).items
     sized = next(row.strategy_id for row in rows if "bucket_cap_mb=" in row.words)
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        page = text_of(client, f"/tunings/{tuning_id}/strategies/{sized}")
+    page = text_of(client, f"/tunings/{tuning_id}/strategies/{sized}")
     assert "Slices none none" in page
     assert "all-reduce" in page
     assert "all reduce" not in page, "one word for one thing"
@@ -219,7 +216,7 @@ def test_step_times_are_shown_by_choice(reader: TestClient, tuning_id: str) -> N
 def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -> None:
     space = replace(REQUEST.space, factors=False)
     settings = replace(REQUEST.settings, iterations=3, alpha=0.75)
-    first = finished(shown, replace(REQUEST, space=space, settings=settings))
+    first = finished(shown, replace(REQUEST, space=space, settings=settings, time_scale=7 / 3))
     page = reader.get(f"/?like={first}").text
     assert f'name="like" value="{first}"' in page
     with shown.reading() as session:
@@ -236,6 +233,7 @@ def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -
     assert asked[1].others["space"]["factors"] is False
     assert asked[1].fields == {**asked[0].fields, "budget": "5"}
     assert tunings[1].domain_id == tunings[0].domain_id
+    assert tunings[1].time_scale == tunings[0].time_scale == 7 / 3
     job_queue.cancel(shown, second)
     other = {**fields, "graph": "vgg16", **given_token(reader)}
     answer = reader.post("/tunings", data=other, follow_redirects=False)
@@ -243,12 +241,11 @@ def test_a_tuning_is_started_like_another(reader: TestClient, shown: Database) -
     job_queue.cancel(shown, answer.headers["location"].rpartition("/")[2])
 
 
-def test_the_form_of_a_bundled_model_names_it(sqlite: Database) -> None:
-    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
-        spec = TuningSpec(graph="resnet50", cluster="example-4x1", batch_size=16, byte_scale=0.125)
-        posted = client.post("/v1/tunings", content=spec.model_dump_json(exclude_unset=True))
-        with sqlite.reading() as session:
-            fields = form_of_tuning(session, posted.json()["id"]).fields
+def test_the_form_of_a_bundled_model_names_it(client: TestClient, sqlite: Database) -> None:
+    spec = TuningSpec(graph="resnet50", cluster="example-4x1", batch_size=16, byte_scale=0.125)
+    posted = client.post("/v1/tunings", content=spec.model_dump_json(exclude_unset=True))
+    with sqlite.reading() as session:
+        fields = form_of_tuning(session, posted.json()["id"]).fields
     assert (fields["graph"], fields["batch_size"]) == ("resnet50", "16")
     assert (fields["cluster"], fields["byte_scale"]) == ("example-4x1", "0.125")
 
@@ -319,6 +316,7 @@ def test_a_tuning_that_failed_early_expects_no_trial(reader: TestClient, shown: 
     assert "The tuning failed before a trial measured anything." in page
     assert "has not finished yet" not in page
     assert "failed before anything could be compared" in text_of(reader, f"/tunings/{held.job_id}")
+    assert text_of(reader, f"/tunings/{held.job_id}/frameworks") == "", "nothing was measured"
 
 
 def test_who_waits_is_told_why(reader: TestClient, shown: Database) -> None:
@@ -346,8 +344,6 @@ def test_who_waits_is_told_why(reader: TestClient, shown: Database) -> None:
 
 
 def test_bytes_by_nic_are_those_that_were_counted(shown: Database) -> None:
-    from autosync.api.views.dashboard.strategy_accounts import strategy_account
-
     request = replace(REQUEST, byte_scale=1 / 64)
     held, store = claimed(shown, request)
     run_search(store, request)

@@ -48,6 +48,8 @@ def test_every_simulator_can_be_chosen(sqlite: Database, tmp_path: Path) -> None
         shown = options(client.get("/fragments/simulators?simulator=mine-059").text, "")
         assert set(shown) > {*names, "learned", "timeline"}
         assert [name for name, chosen in shown.items() if chosen] == ["mine-059"]
+        removed = options(client.get("/fragments/simulators?simulator=removed").text, "")
+        assert [name for name, chosen in removed.items() if chosen] == ["removed"]
 
 
 def test_the_model_that_was_chosen_is_offered_however_old_it_is(sqlite: Database) -> None:
@@ -77,6 +79,25 @@ def test_every_space_that_has_a_name_can_be_chosen(sqlite: Database) -> None:
             assert chosen_space(client.get(f"/?like={started}").text) == name
 
 
+def test_a_form_that_is_sent_twice_starts_one_tuning(client: TestClient) -> None:
+    """As by a double click; what is changed in it, or asked for on another page, is another one."""
+
+    def sent_as() -> str:
+        found = re.search(r'name="sent_as" value="(\w+)"', client.get("/").text)
+        assert found is not None
+        return found[1]
+
+    form = {"graph": "vgg16", "cluster": "example-2x2", **given_token(client)}
+    first = {**form, "sent_as": sent_as()}
+    changed, later = {**first, "seed": "1"}, {**form, "sent_as": sent_as()}
+    shown = [
+        client.post("/tunings", data=asked, follow_redirects=False).headers["location"]
+        for asked in (first, first, changed, later)
+    ]
+    assert shown[0] == shown[1]
+    assert len(set(shown)) == client.get("/v1/tunings").json()["total"] == 3
+
+
 def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +107,14 @@ def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
         assert "command" not in options(client.get("/").text, "launcher")
         shown = options(client.get(f"/?like={first}").text, "launcher")
     assert [value for value, chosen in shown.items() if chosen] == ["command"]
+
+
+def test_only_the_operators_limits_bound_what_is_asked_for(sqlite: Database) -> None:
+    """A tuning of more than a form allows, as from the command line, could not be started again."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        numbers = re.findall(r'<input type="number"[^>]*>', client.get("/").text)
+    assert any('name="budget"' in each for each in numbers)
+    assert not [each for each in numbers if " max=" in each]
 
 
 def spaces(text: str) -> dict[str, bool]:

@@ -25,7 +25,6 @@ from tests.domains import chain_graph, domain_of, grid_cluster
 from tests.simulator.worked_examples import strategy_of
 
 BLOCKS = 4
-LAST = BLOCKS + 1
 
 
 def blocks_domain() -> Domain:

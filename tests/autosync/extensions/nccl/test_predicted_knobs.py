@@ -13,6 +13,7 @@ from autosync.extensions.nccl.verification import describe
 from autosync.nccl_knobs import NcclKnobs, NcclRange
 from autosync.population import encode
 from autosync.search.designs.known_designs import ddp
+from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.backends.nccl import collective_times
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.simulator.topology import topology_of
@@ -74,10 +75,39 @@ def test_fewer_ctas_slow_messages_and_give_compute_back() -> None:
     assert predicted(hidden, few) < predicted(hidden)
 
 
+def test_more_ctas_than_the_jobs_set_take_more_of_compute() -> None:
+    """A cluster's slowdown is that of its jobs, whose limit a strategy may raise."""
+    graph = chain_graph(((1000, 1000),) * 20)
+    felt = replace(DOMAIN.cluster, overlap_slowdown=0.4, nccl=NcclKnobs(max_ctas=4))
+    hidden = domain_of(graph, felt, 1000.0)
+    assert predicted(hidden, NcclKnobs(max_ctas=64)) > predicted(hidden)
+    assert predicted(hidden, NcclKnobs(max_ctas=4)) == predicted(hidden)
+
+
+def test_the_analytic_model_knows_what_knobs_change() -> None:
+    few = NcclKnobs(max_ctas=4)
+    population = encode([all_reduced(DOMAIN), all_reduced(DOMAIN, few)], DOMAIN)
+    plain, slower = AnalyticSimulator().predict(DOMAIN, population)
+    assert slower > plain
+    stated = replace(DOMAIN, cluster=replace(DOMAIN.cluster, nccl=few))
+    same = AnalyticSimulator().predict(stated, encode([all_reduced(stated)], stated))
+    assert same == pytest.approx([slower])
+
+
 def test_more_sockets_carry_more_where_connections_hold_messages_back() -> None:
     domain = replace(DOMAIN, cluster=replace(ON_TCP, connection_gbps=1.0))
     sockets = NcclKnobs(socket_threads=2, sockets_per_thread=2)
     assert predicted(domain, sockets) < predicted(domain)
+
+
+def test_what_a_strategy_leaves_out_is_as_the_clusters_jobs_set_it() -> None:
+    jobs = NcclKnobs(socket_threads=4, sockets_per_thread=4)
+    domain = replace(DOMAIN, cluster=replace(ON_TCP, connection_gbps=1.0, nccl=jobs))
+    assert predicted(domain, NcclKnobs(pxn=False)) == pytest.approx(predicted(domain))
+    one = NcclKnobs(socket_threads=1)
+    bare = replace(domain, cluster=replace(domain.cluster, nccl=None))
+    assert predicted(domain, one) == pytest.approx(predicted(bare))
+    assert predicted(domain, one) > predicted(domain)
 
 
 def test_an_algorithm_that_runs_nowhere_there_is_refused() -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from autosync.bundle import with_extension
-from autosync.domain import Domain
 from autosync.extensions.nccl.proposals import PROPOSER, knobs_to_try
 from autosync.nccl_knobs import (
     TUNER_FILE,
@@ -36,14 +35,14 @@ BASE = strategy_of(DOMAIN, AllReduce)
 ALLOWED = Space(nccl_knobs=True)
 
 
-def proposed(space: Space, trials: int, domain: Domain = DOMAIN) -> list[Candidate]:
+def proposed(space: Space, trials: int) -> list[Candidate]:
     store = MemoryStore()
     for number in range(trials):
         key = f"search/0/{number}"
         store.record(TrialResult(key, (0.1,), 0.1, 0.0, None, "scripted", 1.0, 1.0))
     bases = [BASE, BASE.carrying(NcclKnobs(max_ctas=1))]
     request = ProposalRequest(
-        domain, space, TimelineSimulator(), bases, Settings(budget=8), store=store
+        DOMAIN, space, TimelineSimulator(), bases, Settings(budget=8), store=store
     )
     return PROPOSER.candidates(request)
 

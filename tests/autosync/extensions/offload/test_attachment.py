@@ -118,6 +118,20 @@ def test_batches_that_stay_smaller_are_recorded_anew() -> None:
     assert recorded.spans.size_bytes.sum() < first.recorded.spans.size_bytes.sum()
 
 
+def test_host_buffers_of_sizes_that_come_no_more_are_let_go() -> None:
+    """As of sentences of any length."""
+    model, optimizer = make("blocks")
+    sizes = []
+    with Arena(ROOMY):
+        swapper = swapping(model, ROOMY, optimizer, with_state=False)
+        assert swapper is not None
+        for step in range(12):
+            train_step(model, optimizer, batch_of(step, BATCH + step))
+            sizes.append(len(swapper._device.free))
+    assert sizes[0] > 0
+    assert max(sizes) <= 4 * sizes[0]
+
+
 class ChangesInPlace(nn.Module):
     """Changes what exp has kept for its backward."""
 

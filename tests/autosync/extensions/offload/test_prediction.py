@@ -17,6 +17,7 @@ from autosync.extensions.offload.prediction import (
     swaps_of_ranks,
 )
 from autosync.graph import Operation
+from autosync.nccl_knobs import NcclKnobs
 from autosync.population import encode
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.simulator.explanation import explain
@@ -159,6 +160,18 @@ def test_transfers_that_compute_waits_for_lengthen_the_iteration() -> None:
     assert explained.step_seconds == pytest.approx(swapped)
     assert explained.peak_memory_bytes[0] <= least
     assert len(set(digests_of(domain, population))) == 3
+
+
+def test_compute_waits_for_transfers_beside_knobs_of_nccl_as_without() -> None:
+    on_gloo = four(operation_seconds=1e-5)
+    domain = replace(on_gloo, cluster=replace(on_gloo.cluster, backend="nccl"))
+    swapped = within(domain, int(np.ceil(peak(domain, 1))))
+    strategies = [within(domain, None), swapped, swapped.carrying(NcclKnobs(pxn=False))]
+    population = encode(strategies, domain)
+    for simulator in (AnalyticSimulator(), TimelineSimulator()):
+        plain, waiting, both = simulator.predict(domain, population)
+        assert both == pytest.approx(waiting)
+        assert waiting > plain
 
 
 def test_a_budget_too_small_is_refused_with_the_least_that_works() -> None:

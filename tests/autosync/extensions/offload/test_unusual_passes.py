@@ -118,28 +118,27 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("with_state", long_after(1, [True, False]))
-def test_passes_of_other_kinds_train_to_the_bit(step: Step, with_state: bool) -> None:
-    plain, _ = by_step(step, None, with_state)
-    first, roomy = by_step(step, ROOMY, with_state)
+def in_two_budgets(step: Step, with_state: bool, name: str = "attention") -> HostSwapper | None:
+    """To the bit in a roomy budget and in one that is hardly enough, whose swapper it returns."""
+    plain, _ = by_step(step, None, with_state, name)
+    first, roomy = by_step(step, ROOMY, with_state, name)
     assert same(first, plain)
     assert roomy is not None
     assert roomy.recorded is not None
     budget = least_budget_bytes(roomy.recorded.moments) * 6 // 5
-    tight, swapper = by_step(step, budget, with_state)
+    tight, swapper = by_step(step, budget, with_state, name)
     assert same(tight, plain)
+    return swapper
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("with_state", long_after(1, [True, False]))
+def test_passes_of_other_kinds_train_to_the_bit(step: Step, with_state: bool) -> None:
+    swapper = in_two_budgets(step, with_state)
     assert swapper is not None
     assert swapper.schedule is not None
 
 
 def test_parts_of_one_storage_that_change_apart_train_to_the_bit() -> None:
     """The second one is changed in place after the first one was saved."""
-    plain, _ = by_step(two_forwards, None, False, "gated")
-    first, roomy = by_step(two_forwards, ROOMY, False, "gated")
-    assert same(first, plain)
-    assert roomy is not None
-    assert roomy.recorded is not None
-    budget = least_budget_bytes(roomy.recorded.moments) * 6 // 5
-    tight, _ = by_step(two_forwards, budget, False, "gated")
-    assert same(tight, plain)
+    in_two_budgets(two_forwards, False, "gated")

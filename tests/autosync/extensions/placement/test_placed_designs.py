@@ -35,8 +35,9 @@ from autosync.simulator.fitting.iteration_costs import FEWEST_TRIALS, recalibrat
 from autosync.simulator.message_digests import digests_of_strategies
 from autosync.simulator.timeline.timeline_simulator import TimelineSimulator
 from autosync.strategy import Replica, Strategy, VariableChoice
-from autosync.trials.contract import TrialError, TrialRequest, TrialResult
+from autosync.trials.contract import TrialError
 from tests.placed_models import heavy_layers
+from tests.search.loop.test_tuning_loop import TablePool
 
 SLOW = heavy_layers(gbps=0.05)
 """Gradients of four megabytes travel for seconds, samples of some kilobytes do not."""
@@ -49,24 +50,8 @@ def predicted(domain: Domain, strategy: Strategy) -> float:
     return float(TimelineSimulator().predict(domain, encode([strategy], domain))[0])
 
 
-class PredictedPool:
-    """Measures what the timeline predicts."""
-
-    description = "the timeline"
-
-    def __init__(self, domain: Domain) -> None:
-        self.domain = domain
-
-    def run(self, request: TrialRequest) -> TrialResult:
-        seconds = predicted(self.domain, request.bundle.strategy)
-        iterations = (seconds,) * request.iterations
-        return TrialResult(request.key, iterations, seconds, 0.0, None, "timeline", 1.0, 1.0)
-
-    def close(self) -> None: ...
-
-
 def searched(domain: Domain, space: Space) -> tuple[MemoryStore, Strategy]:
-    store, pool = MemoryStore(), PredictedPool(domain)
+    store, pool = MemoryStore(), TablePool(lambda strategy: predicted(domain, strategy))
     outcome = tune(
         domain, space, lambda: pool, store, TimelineSimulator(), SETTINGS, lambda event: None
     )
@@ -165,15 +150,12 @@ def test_pinned_variables_stay_where_they_are() -> None:
 def test_modules_that_a_trial_refused_are_not_placed_again() -> None:
     """The other layers are, by the same proposer."""
 
-    class Refusing(PredictedPool):
-        def run(self, request: TrialRequest) -> TrialResult:
-            done = super().run(request)
-            if not any(placed.module == "layer0" for placed in modules_of(request.bundle.strategy)):
-                return done
-            error = TrialError("refused", "it mixes samples")
-            return replace(done, iteration_seconds=(), step_seconds=None, error=error)
+    def seconds(strategy: Strategy) -> float | None:
+        refused = any(placed.module == "layer0" for placed in modules_of(strategy))
+        return None if refused else predicted(SLOW, strategy)
 
-    store, pool = MemoryStore(), Refusing(SLOW)
+    store = MemoryStore()
+    pool = TablePool(seconds, error=TrialError("refused", "it mixes samples"))
     outcome = tune(
         SLOW, ALLOWED, lambda: pool, store, TimelineSimulator(), SETTINGS, lambda event: None
     )

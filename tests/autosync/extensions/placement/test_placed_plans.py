@@ -4,8 +4,16 @@ from itertools import pairwise
 
 import pytest
 
+from autosync.bundle import make_bundle, with_extension
 from autosync.codes import Channel, Op
-from autosync.extensions.placement.document import PlacedModules, dealt_rows, evenly, modules_of
+from autosync.errors import InvalidStrategy
+from autosync.extensions.placement.document import (
+    PlacedModules,
+    Placement,
+    dealt_rows,
+    evenly,
+    modules_of,
+)
 from autosync.extensions.placement.proposals import with_placement
 from autosync.extensions.placement.row_exchange import RowRoute, route_between
 from autosync.plan import Plan, compile_plans, plan_of
@@ -48,6 +56,12 @@ def test_ranks_that_hold_a_module_synchronize_it_behind_all_others() -> None:
     assert [m.channel for m in made.messages[-2:]] == [Channel.LOCAL_REDUCE] * 2
     assert all(message.operation is Op.ALL_REDUCE for message in made.messages)
     assert modules_of(made) == modules_of(PLACED)
+
+
+def test_a_bundle_takes_no_placement_that_its_messages_do_not_have() -> None:
+    plain = make_bundle(all_reduce_5mb(DOMAIN), DOMAIN)
+    with pytest.raises(InvalidStrategy, match="'placement' changes a plan's messages"):
+        with_extension(plain, Placement(PLACEMENT))
 
 
 def test_messages_still_wait_for_what_they_waited_for() -> None:

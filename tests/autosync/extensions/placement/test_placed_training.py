@@ -24,17 +24,23 @@ from autosync.extensions.placement.document import (
     in_proportion,
     placed_module,
 )
+from autosync.extensions.placement.placed_forward import (
+    PlacedForward,
+    check_samples_alone,
+    items_of,
+)
 from autosync.extensions.placement.proposals import with_placement
-from autosync.extensions.placement.row_exchange import RowExchange
+from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.hooks.model_hooks import REDUCE
 from autosync.runtime.transport.agreement import CollectiveCalls
 from autosync.runtime.transport.base import SynchronizationFailed
+from autosync.runtime.transport.process_groups import Groups, open_groups, working_group
 from autosync.search.designs.known_designs import all_reduce_5mb, dear, parallax, priority_sliced
 from autosync.strategy import Replica
 from autosync.trials import session
 from autosync.verification import verify
-from tests.autosync.runtime.distributing import largest_difference, refusal
+from tests.autosync.runtime.distributing import ended_alone, largest_difference, refusal
 from tests.autosync.runtime.parts import gradient_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.placed_models import FEATURES, Listed, Mixing, SparseTable, Wide, loss, recorded
@@ -445,14 +451,15 @@ def test_a_list_of_modules_is_refused_for_it_is_never_called(pair: Ranks) -> Non
         assert "'body' (ModuleList) is placed, but it only holds others" in found
 
 
+def exchanging(rank: int) -> tuple[Groups, RowExchange]:
+    """Between two ranks that a module is dealt to evenly."""
+    groups = open_groups(working_group(None))
+    return groups, RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+
+
 def unequal(rank: int, world: int) -> dict[str, str]:
     """Placed without a graph, as after an import that could not tell."""
-    from autosync.extensions.placement.placed_forward import PlacedForward
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     model = make(Mixing)
     found = {}
     for name in ("centred", "tied"):
@@ -495,12 +502,7 @@ class Pairing(nn.Module):
 
 def told(rank: int, world: int) -> list[int]:
     """How many tensors each call gives out."""
-    from autosync.extensions.placement.placed_forward import PlacedForward, items_of
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     placed = PlacedForward("pairing", make(Pairing), evenly("pairing", [1]), exchange)
     found = [len(items_of(placed(batch(0, rank), twice))) for twice in (False, True)]
     groups.close()
@@ -512,8 +514,6 @@ def test_a_flag_decides_what_a_placed_module_gives_out(pair: Ranks) -> None:
 
 
 def test_gradients_in_half_precision_are_weighted_by_unrounded_shares() -> None:
-    from autosync.extensions.placement.row_exchange import RowExchange, RowRoute
-
     exchange = RowExchange(None, 1, (0.25, 0.75))
     gradients = torch.tensor([[5.9375], [5.9375]], dtype=torch.bfloat16)  # a row of each rank
     found = exchange.weighted(gradients.clone(), RowRoute((1, 1), (1, 1)))
@@ -529,8 +529,6 @@ class Rounding(nn.Module):
 
 
 def test_one_sample_may_be_rounded_otherwise_in_half_precision() -> None:
-    from autosync.extensions.placement.placed_forward import check_samples_alone
-
     module, ones = Rounding(), torch.ones(2, 3)
     check_samples_alone("rounding", module, module.forward, (ones.bfloat16(),), {})
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -555,12 +553,7 @@ class Trimmed(nn.Module):
 
 
 def trimmed(rank: int, world: int) -> list[str]:
-    from autosync.extensions.placement.placed_forward import PlacedForward
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     module = make(Trimmed)
     placed = PlacedForward("trimmed", module, evenly("trimmed", [0, 1]), exchange)
     found = [
@@ -581,6 +574,88 @@ def test_a_module_gives_out_one_form_on_all_ranks_and_in_every_call(pair: Ranks)
         assert "gives out has changed in shape" in third
 
 
+def of_another_type(rank: int, world: int, given: Bundle) -> str:
+    """What rank 1, which alone computes the block, makes of samples has another type later."""
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank)
+    placed: Any = vars(model.block)["forward"]
+    plain = placed._forward
+
+    def go_on() -> None:
+        if rank == 1:
+            placed._forward = lambda x: plain(x).double()
+        train(model, optimizer, rank)
+
+    return ended_alone(model, rank == 1, go_on)
+
+
+def test_a_form_that_changes_on_one_rank_is_refused_by_name_on_every_rank(pair: Ranks) -> None:
+    other, own = pair.run(of_another_type, bundle(PAIR["one device"], 2))
+    assert "module 'block' is placed on ranks (1,), but what it gives out has changed" in own
+    assert other == f"rank 1 stopped: {own}"
+
+
+def failing(rank: int, world: int, given: Bundle) -> str:
+    """Rank 1, which alone computes the block, meets an error of the block's own."""
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank)
+    placed: Any = vars(model.block)["forward"]
+
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("an odd sample")
+
+    if rank == 1:
+        placed._forward = fails
+    return ended_alone(model, rank == 1, lambda: train(model, optimizer, rank))
+
+
+ODD = "ValueError: an odd sample"
+
+
+def test_an_error_of_a_placed_module_is_told_on_every_rank(pair: Ranks) -> None:
+    other, own = pair.run(failing, bundle(PAIR["one device"], 2))
+    assert own == ODD
+    assert other.startswith(f"rank 1 stopped: module 'block' ended with {ODD}")
+
+
+def failing_at_first(rank: int, world: int) -> str:
+    groups, exchange = exchanging(rank)
+    module = make(Pairing)
+    module.linear = nn.Linear(FEATURES + 1, FEATURES)
+    placed = PlacedForward("pairing", module, evenly("pairing", [1]), exchange)
+    try:
+        placed(batch(0, rank), False)
+    except (RuntimeError, NotSupported) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        groups.close()
+    return "nothing"
+
+
+def test_an_error_of_the_first_call_is_told_on_every_rank(pair: Ranks) -> None:
+    other, own = pair.run(failing_at_first)
+    assert own.startswith("RuntimeError: ")
+    assert "rank 1 refuses it: module 'pairing' ended with RuntimeError" in other
+
+
+def frozen_meanwhile(rank: int, world: int, given: Bundle) -> list[bool]:
+    """Which parameters of the block are trained behind the plan."""
+    model, optimizer = distributed(rank, given)
+    train(model, optimizer, rank)
+    block = model.get_submodule("block")
+    for parameter in list(block.parameters())[1:]:
+        parameter.requires_grad_(False)
+    autosync.detach(model)
+    return [parameter.requires_grad for parameter in block.parameters()]
+
+
+def test_what_was_frozen_under_a_plan_is_frozen_behind_it_on_every_rank(pair: Ranks) -> None:
+    one, two = pair.run(frozen_meanwhile, bundle(PAIR["one device"], 2))
+    assert one == two
+    assert one[0]
+    assert not any(one[1:])
+
+
 class Probe(nn.Module):
     """No gradient comes back to what it reads."""
 
@@ -594,12 +669,7 @@ class Probe(nn.Module):
 
 
 def probed(rank: int, world: int) -> float:
-    from autosync.extensions.placement.placed_forward import PlacedForward
-    from autosync.extensions.placement.row_exchange import RowExchange
-    from autosync.runtime.transport.process_groups import open_groups, working_group
-
-    groups = open_groups(working_group(None))
-    exchange = RowExchange(groups.get("placement", (0, 1), "gloo"), rank, (0.5, 0.5))
+    groups, exchange = exchanging(rank)
     x = batch(0, rank).requires_grad_()
     PlacedForward("probe", make(Probe), evenly("probe", [1]), exchange)(x).sum().backward()
     groups.close()

@@ -1,4 +1,4 @@
-"""Placements in documents: what they may say, how they are told apart, and in words."""
+"""Placements in documents: what they may say, and how they are told apart."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,6 @@ from autosync.population import concatenate, decode, encode
 from autosync.search.designs.known_designs import all_reduce_5mb, ddp, dear, parallax, ps_one_server
 from autosync.search.designs.torch_engines import fsdp2
 from autosync.strategy import AllReduce, ParameterServer, Strategy
-from autosync.strategy_description import describe
 from autosync.verification import verify
 from tests.placed_models import Mixing, SparseTable, Wide, recorded
 
@@ -69,22 +68,6 @@ def test_populations_keep_placements() -> None:
     found = [modules_of(decode(joined, index, DOMAIN)) for index in range(3)]
     assert found == [BLOCK, (), BLOCK]
     assert decode(joined.take([2]), 0, DOMAIN).id == placed(BLOCK).id
-
-
-def test_words_tell_where_modules_live() -> None:
-    words = describe(
-        placed(
-            (
-                evenly("block", [1]),
-                evenly("table", [1]),
-                in_proportion("twice", [0, 2], [1.0, 9.0, 3.0]),
-                evenly("last", [0, 1, 2]),
-            )
-        )
-    )
-    assert "block and table on rank 1" in words
-    assert "twice on ranks 0, 2 by 25%, 75%" in words
-    assert "last on all ranks" in words
 
 
 @pytest.mark.parametrize(

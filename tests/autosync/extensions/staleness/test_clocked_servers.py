@@ -272,6 +272,49 @@ def test_servers_go_on_from_what_is_loaded(three: Ranks, wrapped: bool) -> None:
     assert three.run(loaded, wrapped) == [expected] * 3
 
 
+def averaged(rank: int, world: int) -> tuple[list[str], list[float]]:
+    """Saved while an average of weights is in the model of rank 1, and behind that."""
+    made = counting(world, 1)
+    for iteration in range(3):
+        count(made, iteration, rank)
+    plain = [parameter.detach().clone() for parameter in made.parameters]
+    for parameter in made.parameters:
+        parameter.data.add_(rank)
+    said = [refusal(made.model.state_dict), refusal(made.given.state_dict)]
+    for parameter, value in zip(made.parameters, plain, strict=True):
+        parameter.data.copy_(value)
+    made.model.state_dict()
+    count(made, 3, rank)
+    made.given.state_dict()
+    made.detach()
+    return said, weights(made.model).tolist()
+
+
+def test_an_average_that_is_swapped_in_is_not_replaced_by_what_is_saved(pair: Ranks) -> None:
+    expected = torch.cat([value.flatten() for value in counted(4, (0.5, 0.5))]).tolist()
+    for said, values in pair.run(averaged):
+        for words, call in zip(said, ("model.state_dict()", "optimizer.state_dict()"), strict=True):
+            assert "the script has written into variable 'matrix' on rank 1" in words
+            assert f"{call} would put the servers' values in its place" in words
+        assert values == expected
+
+
+def evaluated(rank: int, world: int) -> list[str]:
+    """Saved behind forward passes, which scale rows of a table."""
+    model = nn.Sequential(nn.Embedding(5, 6, max_norm=0.1), nn.Linear(6, 3))
+    made = attached(model, torch.optim.SGD(model.parameters(), lr=RATE), SERVERS, world, 1)
+    model(torch.arange(5))
+    said = [refusal(model.state_dict)]
+    model(torch.arange(5))
+    said.append(refusal(made.given.state_dict))
+    made.detach()
+    return said
+
+
+def test_a_table_that_a_forward_pass_renormalizes_can_be_saved(pair: Ranks) -> None:
+    assert pair.run(evaluated) == [["", ""]] * 2
+
+
 def adam_states(rank: int, world: int) -> tuple[bool, list[float], list[float]]:
     """Rank 0's branch differs from rank 1's, so each lacks the state of a layer."""
     model = make_model("branching")

@@ -16,7 +16,7 @@ from tests.autosync.runtime.compression import test_encodings, test_factors, tes
 from tests.autosync.runtime.device.gpus import between_gpus, on_gpus
 from tests.autosync.runtime.drawn import KINDS, Drawn, domain
 from tests.autosync.runtime.execution import test_exact, test_random, test_training
-from tests.autosync.runtime.place import beside, here
+from tests.autosync.runtime.place import HERE, beside, here
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.autosync.runtime.traces import disorder
 from tests.autosync.runtime.training import OVERLAP
@@ -236,8 +236,6 @@ def check_rows(pool: Ranks, way: str, kind: str) -> None:
 
 
 def backend_and_device(rank: int, world: int) -> tuple[str, str]:
-    from tests.autosync.runtime.place import HERE
-
     return dist.get_backend(), str(HERE.device)
 
 

@@ -25,7 +25,7 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.device.gpus import on_gpus
-from tests.autosync.runtime.distributing import DDP, PLANS, distributed
+from tests.autosync.runtime.distributing import distributed, each_engine
 from tests.autosync.runtime.execution import test_pending, test_training
 from tests.autosync.runtime.place import HERE, here
 from tests.autosync.runtime.ranks import Ranks
@@ -192,10 +192,9 @@ def test_module_buffers_arrive_before_process_groups_end(nccl_pair: Ranks) -> No
 
 
 @on_gpus
-@pytest.mark.parametrize("name", [*PLANS, "ddp"])
-def test_distribute_and_detach(nccl_pair: Ranks, name: str) -> None:
+@each_engine
+def test_distribute_and_detach(nccl_pair: Ranks, case: Case) -> None:
     """Three stages on one model, of which one is torch's DDP; checkpoints are alike between."""
-    case = (PLANS | {"ddp": DDP})[name]
     for far, between, again in nccl_pair.run(test_detachment.two_stages, case):
         assert far < 3e-6
         assert between < 3e-6

@@ -48,7 +48,6 @@ def gathered_in_backward(rank: int, world: int, case: Case) -> tuple[int, str, l
         parameter.register_hook(lambda gradient: time.sleep(SECONDS))
     linear(model, 0).weight.register_hook(hold)
     model, optimizer, attachment = attached(case, world, trace, model=model)
-    landed = 0
     for iteration in range(case.iterations):
         optimizer.zero_grad()
         loss_of(model, iteration, rank).backward()

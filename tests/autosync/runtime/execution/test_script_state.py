@@ -234,6 +234,9 @@ def refused(rank: int, world: int, case: Case) -> tuple[list[str], float]:
             iterate(place, one, rank, range(iteration, iteration + 1))
         assert optimizer.state
         found += [refusal(partial(script, optimizer, model, [])) for script in SCRIPTS]
+    with pytest.raises(ValueError, match="parameter groups"):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+    assert optimizer.state
     attachment.detach()
     return found, worst_difference(model, alone)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
@@ -204,6 +205,19 @@ def test_more_regions_than_one_function_may_be_compiled_for() -> None:
     assert compiled.found == {*names}
 
 
+def test_a_model_is_compiled_however_often_it_was_before() -> None:
+    """As by the trials of a tuning; torch runs what it has compiled too often eagerly."""
+    torch._dynamo.reset()
+    model = tower()
+    with torch._dynamo.config.patch(recompile_limit=2), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        for _ in range(4):
+            compiled = compilation.attach(model, REGIONS, backend="eager")
+            model(torch.ones(2, 6))
+            compiled.remove()
+            assert compiled.found == {"blocks.0", "blocks.2"}
+
+
 def test_regions_may_be_named_as_a_wrapper_around_the_model_has_them() -> None:
     torch._dynamo.reset()
     entry = CompiledRegions((("net.blocks.0", "net.blocks.1"), ("net.blocks.2",)))
@@ -224,6 +238,26 @@ def test_a_region_that_no_graph_contains_is_told_of() -> None:
     compiled = compilation.attach(model, unused, [optimizer], backend="eager")
     with pytest.warns(UserWarning, match="no compiled graph contains blocks,"):
         iterate(model, optimizer, 0, range(ITERATIONS))
+    compiled.remove()
+
+
+def test_a_model_that_is_not_called_itself_is_told_of() -> None:
+    """As a LightningModule whose training_step calls its parts."""
+    model = tower()
+    optimizer = make_optimizer("sgd", model)
+    one = CompiledRegions((tuple(f"blocks.{place}" for place in range(BLOCKS)),))
+    compiled = compilation.attach(model, one, [optimizer], backend="eager")
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()  # makes the state, as torch does before it loads a checkpoint
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    model.head(torch.ones(2, 6)).sum().backward()
+    with pytest.warns(UserWarning, match=r"no compiled graph contains blocks\.0,"):
+        optimizer.step()
     compiled.remove()
 
 

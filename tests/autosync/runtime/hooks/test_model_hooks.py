@@ -25,17 +25,17 @@ from tests.autosync.runtime.cases import (
     worst_difference,
 )
 from tests.autosync.runtime.distributing import (
+    CASES,
     DDP,
     PLANS,
     ddp_of,
     distributed,
+    each_plan,
     largest_difference,
     refusal,
     train,
 )
 from tests.autosync.runtime.ranks import Ranks
-
-CASES = {**PLANS, "clocks": Case(method="ps", staleness=1)}
 
 Use = Callable[[nn.Module, Optimizer], object]
 
@@ -131,6 +131,20 @@ def joined(rank: int, world: int) -> bool:
 
 def test_a_models_own_join_attribute_stays(pair: Ranks) -> None:
     assert pair.run(joined) == [True, True]
+
+
+def with_a_flag(rank: int, world: int) -> list[object]:
+    """A model's attribute that is no method of torch's, while a plan is on and behind it."""
+    model = make_model("mlp")
+    model.__dict__["compile"] = False
+    _, _, attachment = attached(Case(), world, model=model)
+    found: list[object] = [model.compile]
+    attachment.detach()
+    return [*found, model.compile]
+
+
+def test_a_models_own_compile_attribute_stays(pair: Ranks) -> None:
+    assert pair.run(with_a_flag) == [[False, False]] * 2
 
 
 def with_its_own(rank: int, world: int) -> tuple[int, bool]:
@@ -240,7 +254,7 @@ def copied_by(rank: int, world: int, case: Case, way: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+@each_plan
 def test_copies_are_plain(pair: Ranks, case: Case) -> None:
     for found in pair.run(copied, case):
         assert found == [["._forward_pre_hooks: 1"]] * len(WAYS)
@@ -270,6 +284,6 @@ def beside_others(rank: int, world: int, case: Case) -> list[str]:
     return [type(one).__name__ for one in copies]
 
 
-@pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+@each_plan
 def test_each_of_several_optimizers_is_saved_plain(pair: Ranks, case: Case) -> None:
     assert pair.run(beside_others, case) == [["SGD", "AdamW"]] * 2

@@ -9,21 +9,19 @@ import torch
 from torch import nn
 
 import autosync
-from autosync.bundle import Bundle, make_bundle
+from autosync.bundle import Bundle
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
-from autosync.strategy import Schedule
-from tests.autosync.runtime.cases import Case, domain, make_optimizer, strategy, worst_difference
+from tests.autosync.runtime.cases import Case, make_optimizer, worst_difference
+from tests.autosync.runtime.distributing import DDP, bundle_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.transport.test_agreement import CASES
 from tests.autosync.runtime.updates.test_unused import USES, Branches, alone, inputs
 
-DDP = Case(schedule=Schedule("ddp"), groups=1)
 FIND = {"find_unused_parameters": True}
 
 
 def shipped(case: Case, world: int) -> Bundle:
-    where = domain(Branches(), world)
-    return make_bundle(strategy(case, where.graph, world), where)
+    return bundle_of(case, Branches(), world)
 
 
 def with_branches(

@@ -17,8 +17,8 @@ from autosync.bundle import Bundle, make_bundle
 from autosync.search.designs.torch_engines import fsdp2, hsdp, zero2
 from autosync.strategy import Strategy
 from autosync.torch_engine import Kept
-from tests.autosync.runtime.cases import domain, loss_of, make_model, make_optimizer
-from tests.autosync.runtime.distributing import DDP, PLANS, bundle_of, largest_difference
+from tests.autosync.runtime.cases import Case, domain, loss_of, make_model, make_optimizer
+from tests.autosync.runtime.distributing import bundle_of, each_engine, largest_difference
 from tests.autosync.runtime.ranks import Ranks
 
 BATCHES, STEPS = 3, 3
@@ -83,9 +83,9 @@ def keeping(strategy: Strategy, kept: Kept) -> Strategy:
     return replace(strategy, engine=replace(strategy.engine, kept_between_batches=kept))
 
 
-@pytest.mark.parametrize("name", [*PLANS, "ddp"])
-def test_plans_and_ddp_train_as_one_process_on_all_batches(pair: Ranks, name: str) -> None:
-    given = bundle_of(PLANS.get(name, DDP), make_model("mlp"), 2)
+@each_engine
+def test_plans_and_ddp_train_as_one_process_on_all_batches(pair: Ranks, case: Case) -> None:
+    given = bundle_of(case, make_model("mlp"), 2)
     for far, _ in pair.run(trained, given):
         assert far < TOLERANCE
 

@@ -2,9 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, cast
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from autosync.bundle import Bundle, make_bundle
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotSupported
 from autosync.exports.ddp import ddp_buckets
-from autosync.runtime import torch_engines
+from autosync.runtime import fully_shard, torch_engines
 from autosync.runtime.fully_shard import check_shardable, named_values, retarget
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.runtime.updates.optimizers import has_begun
@@ -32,6 +30,7 @@ from tests.autosync.runtime.cases import domain, iterate, loss_of, make_model, m
 from tests.autosync.runtime.distributing import ddp_of, largest_difference, refusal
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
+from tests.autosync.runtime.test_distribute import without_room
 
 STEPS = 3
 
@@ -216,6 +215,24 @@ def test_an_adagrad_begins_its_state_anew_on_the_parts() -> None:
     assert not has_begun(optimizer)
 
 
+def test_an_optimizer_without_room_for_its_state_keeps_what_it_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*given: object) -> None:
+        raise MemoryError("full")
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adagrad(model.parameters())
+    state = optimizer.state
+    after = {name: nn.Parameter(p.detach()[:1].clone()) for name, p in model.named_parameters()}
+    monkeypatch.setattr(fully_shard, "make_first_state", full)
+    with pytest.raises(MemoryError):
+        retarget(optimizer, named_values(model), after)
+    assert optimizer.state is state
+    held = optimizer.param_groups[0]["params"]
+    assert all(one is own for one, own in zip(held, model.parameters(), strict=True))
+
+
 def test_an_adagrad_that_has_stepped_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adagrad(model.parameters())
@@ -242,26 +259,10 @@ def test_no_rank_shards_where_one_cannot(pair: Ranks) -> None:
     assert other.startswith("rank 0 cannot begin: the optimizer (SGD) holds state of")
 
 
-def without_memory(rank: int, world: int, given: Bundle) -> str:
-    """Rank 1 has no room for its parts."""
-    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
-    model = make_model("mlp")
-    optimizer = make_optimizer("sgd", model)
-    with ExitStack() as patched:
-        if rank:
-            target = "autosync.runtime.distributed.apply_fully_shard"
-            patched.enter_context(patch(target, side_effect=MemoryError("full")))
-        try:
-            autosync.distribute(model, optimizer, given)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def test_no_rank_trains_where_one_has_no_room_for_its_parts(pair: Ranks) -> None:
-    other, full = pair.run(without_memory, bundle(fsdp2, 2))
-    assert full == "MemoryError: full"
-    assert other.startswith("InvalidInput: rank 1 cannot begin: MemoryError: full")
+    other, full = pair.run(without_room, bundle(fsdp2, 2), "apply_fully_shard")
+    assert full[0] == "MemoryError: full"
+    assert other[0].startswith("InvalidInput: rank 1 cannot begin: MemoryError: full")
 
 
 def unfrozen(rank: int, world: int, given: Bundle) -> str:

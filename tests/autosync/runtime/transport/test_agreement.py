@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 import autosync
-from autosync.bundle import Bundle, make_bundle
+from autosync.bundle import Bundle
 from autosync.errors import (
     AutosyncError,
     BudgetTooSmall,
@@ -23,8 +23,8 @@ from autosync.errors import (
 from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.refusals import Refusals, reported
-from autosync.strategy import Schedule
-from tests.autosync.runtime.cases import Case, domain, make_model, make_optimizer, strategy
+from tests.autosync.runtime.cases import Case, make_model, make_optimizer
+from tests.autosync.runtime.distributing import DDP, bundle_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.training import OVERLAP
 
@@ -33,14 +33,13 @@ CASES = {
     "overlapping reduce-scatter": Case(method="rs", schedule=OVERLAP),
     "ZeRO-1": Case(method="zero", schedule=OVERLAP),
     "parameter server": Case(method="ps"),
-    "ddp": Case(schedule=Schedule("ddp"), groups=1),
+    "ddp": DDP,
 }
 
 
 def shipped(case: Case, world: int = 2) -> Bundle:
     """For ranks on a host each."""
-    where = domain(make_model(case.model), world)
-    return make_bundle(strategy(case, where.graph, world), where)
+    return bundle_of(case, make_model(case.model), world)
 
 
 Given = tuple[Bundle | Path, dict[str, Any]]
@@ -144,6 +143,25 @@ def test_a_buffer_of_another_shape_is_refused_on_every_rank(pair: Ranks, case: s
     assert "'seen' is torch.float32[3] on rank 0 and torch.float32[4] on rank 1" in one
 
 
+def on_another_device(rank: int, world: int, given: Bundle) -> str:
+    """As where rank 0's model is on its GPU, and rank 1's was forgotten in host memory."""
+    model = make_model("mlp")
+    backend = "gloo" if rank else "nccl"
+    patched = patch("autosync.runtime.distributed.backend_on", lambda group, device: backend)
+    with patched, pytest.raises(InvalidInput) as caught:
+        autosync.distribute(model, make_optimizer("sgd", model), given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["all_reduce", "ddp"])
+def test_a_model_that_another_backend_serves_is_refused_on_every_rank(
+    pair: Ranks, case: str
+) -> None:
+    one, two = pair.run(on_another_device, shipped(CASES[case]))
+    assert one == two
+    assert "backend for the model's device is 'nccl' on rank 0, 'gloo' on rank 1" in one
+
+
 # --- refusals through a store
 
 FROZEN = NotSupported("frozen.", thing="layer", value=3, remedy="Thaw it.")
@@ -225,6 +243,15 @@ def test_a_withdrawn_error_no_longer_reaches_the_others() -> None:
     assert third.cause() is None
     second.post(OTHER)
     assert words(third.cause()) == "rank 1 stopped: other."
+
+
+def test_of_two_errors_in_a_row_none_is_left() -> None:
+    first, second, _ = three()
+    first.post(FROZEN)
+    first.post(OTHER)
+    assert words(second.cause()) == "rank 0 stopped: other."
+    first.withdraw()
+    assert second.cause() is None
 
 
 def test_an_error_may_be_withdrawn_while_a_thread_looks() -> None:

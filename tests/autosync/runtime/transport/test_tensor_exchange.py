@@ -1,6 +1,7 @@
 """Tensors that ranks send each other: rank 0's values, where models are alike, and states of any
 form from the ranks that hold them to those that want them."""
 
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -123,6 +124,35 @@ def test_values_travel_together_and_keep_their_layout(pair: Ranks, chunk_bytes: 
         assert right
         assert max(sizes) <= chunk_bytes
         assert chunk_bytes < 64 << 20 or len(sizes) == 1
+
+
+class OnDeviceOnly:
+    """A process group of one rank; notes where what it broadcasts is."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+    def allgather(self, received: list[list[Tensor]], sent: list[Tensor]) -> Any:
+        received[0][0].copy_(sent[0])
+        return SimpleNamespace(wait=lambda: None)
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> Any:
+        self.places += [tensor.device.type for tensor in tensors]
+        return SimpleNamespace(wait=lambda: None)
+
+
+def test_what_is_in_host_memory_travels_where_the_group_moves_it() -> None:
+    """Such as a buffer that was left there, where the process group is NCCL's alone."""
+    group = OnDeviceOnly()
+    with patch.object(tensor_exchange, "place_of", lambda group: torch.device("meta")):
+        share_initial_values(group, module_of(RANK_0, 5), group)
+    assert group.places == ["meta"]
 
 
 def states_of(rank: int) -> list[tuple[Key, Any]]:

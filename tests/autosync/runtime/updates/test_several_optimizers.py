@@ -14,6 +14,7 @@ from tests.autosync.runtime.distributing import (
     PLANS,
     ddp_of,
     distributed,
+    each_plan,
     largest_difference,
     refusal,
     train,
@@ -23,7 +24,6 @@ from tests.autosync.runtime.ranks import Ranks
 
 WAYS = {**PLANS, "mixed": Case(method="mixed", partition="uneven", groups=4), "ddp": DDP}
 each_way = pytest.mark.parametrize("case", WAYS.values(), ids=WAYS)
-each_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
 
 
 def trained(rank: int, world: int, case: Case) -> tuple[float, float]:

@@ -166,6 +166,9 @@ def test_prefixes() -> None:
     for before in (["sshpass", "-e"], ["env", "HOME=/root"], ["timeout", "600"]):
         prefix = f"{' '.join(before)} /usr/bin/ssh {{host}}"
         assert words(prefix, plain) == [*before, "/usr/bin/ssh", "node-7", "python -c 'a b'"]
+    mpirun = ["mpirun", "--mca", "plm_rsh_agent", "ssh", "-host", "node-7", "-n", "1"]
+    assert words("mpirun --mca plm_rsh_agent ssh -host {host} -n 1", plain) == [*mpirun, *plain]
+    assert words("ssh head mpirun -bootstrap ssh -hosts {host}", plain)[-1] == "python -c 'a b'"
     assert words("ssh {host} 'cd w && exec {command}'", plain) == [
         "ssh",
         "node-7",

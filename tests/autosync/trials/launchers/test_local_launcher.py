@@ -1,19 +1,23 @@
 """What a trial process is started with, and how often pools measure a disturbed pass again."""
 
 import queue
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autosync.environment import PASSED_VARIABLE, REPEATS_VARIABLE, allowed_environment
 from autosync.errors import InvalidInput
+from autosync.trials.contract import Workload
 from autosync.trials.gpus import CudaMps, shared_gpu_environment
+from autosync.trials.launchers import local_launcher
 from autosync.trials.launchers.command_launcher import CommandLauncher
-from autosync.trials.launchers.local_launcher import LocalLauncher, LocalPlace
+from autosync.trials.launchers.local_launcher import DESCRIPTION, LocalLauncher, LocalPlace
 from autosync.trials.launchers.ray_launcher import RayLauncher
 from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 from autosync.trials.pool.fork_server import ForkServer
 from autosync.trials.pool.worker_process import carried_environment
+from tests.domains import domain_of, grid_cluster
 
 SECRETS = ("AUTOSYNC_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "SLURM_JWT")
 """The last is of a family that is allowed."""
@@ -74,8 +78,10 @@ def test_environment_variables_carried_to_another_host() -> None:
 def test_a_secret_is_passed_where_it_is_named(names: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PGPASSWORD" in allowed_environment(["PG*"])
     assert "SLURM_JWT" not in allowed_environment(["PG*"])
-    monkeypatch.setenv(PASSED_VARIABLE, "SLURM_JWT")
-    assert "SLURM_JWT" in allowed_environment()
+    monkeypatch.setenv(PASSED_VARIABLE, "SLURM_JWT, MY_*, AWS_*")
+    given = allowed_environment()
+    assert {"SLURM_JWT", "MY_SETTING"} <= given.keys()
+    assert "AWS_SECRET_ACCESS_KEY" not in given  # no pattern takes it along
 
 
 def repeats_of_launchers() -> list[int]:
@@ -105,3 +111,17 @@ def test_a_repeats_variable_that_is_no_count_is_refused(
     with pytest.raises(InvalidInput, match="AUTOSYNC_REPEATS is") as refused:
         LocalLauncher()
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("nodes", "share_gpus", "place"),
+    [(1, False, "local"), (1, True, DESCRIPTION), (2, False, DESCRIPTION)],
+)
+def test_between_gpus_of_one_node_links_are_the_clusters_own(
+    nodes: int, share_gpus: bool, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_launcher, "refuse_fewer_gpus", lambda *given: None)
+    cluster = replace(grid_cluster(nodes, 2), backend="nccl")
+    workload = Workload(domain_of(cluster=cluster), compute="kernels", device="cuda")
+    with LocalLauncher(share_gpus=share_gpus).open(workload) as pool:
+        assert pool.place == place

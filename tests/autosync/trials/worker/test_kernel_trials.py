@@ -81,11 +81,8 @@ def test_a_gpu_replica_ends_as_one_that_waited(
 
 
 def test_one_rank_starts_and_computes() -> None:
-    check_alone(Workload(small_domain(), compute="kernels"))
-
-
-def check_alone(workload: Workload) -> None:
-    """A group of one meets itself, and computes."""
+    """A group of one meets itself."""
+    workload = Workload(small_domain(), compute="kernels")
     group = WorkerGroup(workload, (LocalPlace((), "lo", 0),), LOOPBACK, ())
     try:
         group.start()

@@ -5,13 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from autosync.bundle import Bundle
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
-from autosync.optimizers import DENSE_OPTIMIZERS, OPTIMIZERS
 from autosync.runtime.torch_engines import bucket_limits_mebibytes
 from autosync.strategy import AllReduce
 from autosync.trials.contract import Workload
@@ -211,15 +209,6 @@ def test_a_replay_resumes_between_its_passes(monkeypatch: pytest.MonkeyPatch) ->
     assert told.count("resume") == 1
     loss.backward()
     assert set(told[told.index("resume") + 1 :]) == {"run"}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_of_a_request_is_made(name: str) -> None:
-    model = nn.Linear(2, 2)
-    assert make_optimizer(name, model).param_groups[0]["params"] == list(model.parameters())
-    if name in DENSE_OPTIMIZERS:
-        with pytest.raises(InvalidInput, match="no sparse gradients"):
-            make_optimizer(name, model, sparse=True)
 
 
 class Timed(ReplayCompute):

@@ -9,7 +9,6 @@ import torch
 from autosync.bundle import Bundle, make_bundle
 from autosync.codes import Op
 from autosync.domain import Domain, Optimizer
-from autosync.errors import InvalidInput
 from autosync.strategy import (
     AllGather,
     AllReduce,
@@ -28,7 +27,6 @@ from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.pool.process_pool import ProcessPool
 from autosync.trials.worker.replay import Replay
 from autosync.trials.worker.replay_compute import WaitedCompute
-from autosync.trials.worker.training_job import make_optimizer
 from tests.autosync.trials.strategies import ddp
 from tests.domains import chain_graph, domain_of, grid_cluster
 
@@ -81,14 +79,6 @@ def test_factors_and_rows_run_beside_ddp(pool: ProcessPool) -> None:
         result = pool.run(TrialRequest(key, made, warmup=1, iterations=3))
         assert result.error is None, (key, result.error)
         assert len(result.iteration_seconds) == 3
-
-
-def test_adam_takes_no_sparse_gradients() -> None:
-    model = Replay(domain(), 1.0, 0, WaitedCompute())
-    with pytest.raises(InvalidInput, match="adamw takes no sparse gradients"):
-        make_optimizer("adamw", model, sparse=True)
-    dense = replace(domain(), graph=chain_graph())
-    make_optimizer("adamw", Replay(dense, 1.0, 0, WaitedCompute()))
 
 
 def test_factors_and_rows_of_several_batches() -> None:

@@ -149,6 +149,24 @@ def test_fewer_channels_are_slower() -> None:
     assert bus_gbytes(topology, Forced("Ring", channels=12)) == pytest.approx(ring / 2, rel=0.1)
 
 
+def test_fewer_channels_are_as_fast_where_they_still_fill_the_nics() -> None:
+    one = replace(on("a100"), nics=1)
+    ring = bus_gbytes(one, Forced("Ring"))
+    assert bus_gbytes(one, Forced("Ring", channels=12)) == pytest.approx(ring)
+    assert bus_gbytes(one, Forced("Ring", channels=2)) < 0.6 * ring
+    large = np.array([2.0**34])
+    for channels, binding in ((12, "NICs"), (2, "channels")):
+        forced = Forced("Ring", channels=channels)
+        assert collective_times(one, "all_reduce", large, forced).binding == (binding,)
+
+
+def test_channels_use_as_many_nics_at_most() -> None:
+    eight = replace(on("a100"), nic_gbytes_per_second=1.5)
+    ring = bus_gbytes(eight, Forced("Ring"))
+    assert bus_gbytes(eight, Forced("Ring", channels=8)) == pytest.approx(ring)
+    assert bus_gbytes(eight, Forced("Ring", channels=4)) == pytest.approx(ring / 2, rel=0.05)
+
+
 def test_an_oversubscribed_spine_narrows_nics() -> None:
     four = on(nodes=4)
     spine = Spine(2.0, 1, False, four.nics, ()).of_hosts(4)
