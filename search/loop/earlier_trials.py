@@ -81,7 +81,8 @@ def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
             f"cannot read {str(path)!r}, a bundle or a file of trials: {error.strerror}.",
             thing="earlier trials",
             value=str(path),
-            remedy="Write one with `autosync export --trials`, or give a bundle.",
+            remedy="Write one with `autosync export --trials`, or in a job with "
+            "`autosync.tune(trials=...)`, or give a bundle.",
         ) from None
     with suppress(ValueError, RecursionError):  # which `read_bundle` words
         if isinstance(data := json.loads(text), dict) and "trials" in data:
