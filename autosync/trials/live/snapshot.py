@@ -103,6 +103,8 @@ class OptimizerCopy:
     has_begun: bool
 
     def restore(self) -> None:
+        for name in ("grad_scale", "found_inf"):  # of a GradScaler, where a fused step failed
+            self.optimizer.__dict__.pop(name, None)
         self.optimizer.state.clear()
         for key, state in self.state.items():
             self.optimizer.state[key] = restored(state)
