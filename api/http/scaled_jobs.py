@@ -39,12 +39,15 @@ def _point(
 ) -> tuple[ScalePoint, list[str]]:
     """With what must be known of the prediction, a sentence each."""
     workers = [node for node in own.cluster.nodes if node.ranks]
-    computing = own.compute_seconds * own.accumulate + own.profile.update_seconds
+    update, batches = own.profile.update_seconds, own.accumulate
     if nodes == 1 and workers[0].ranks == 1:  # no cluster: nothing is synchronized
+        factor = own.profile.factor_on(workers[0].devices[0])
+        computing = factor * own.profile.compute_seconds * batches + update
         price = workers[0].usd_per_hour or None
-        rate = own.accumulate * own.batch_size / computing
+        rate = batches * own.batch_size / computing
         return ScalePoint(1, 1, computing, computing, computing, rate, 1.0, "compute", price), []
     alone = replace(own, cluster=cluster_of_nodes(own.cluster, nodes))
+    computing = alone.compute_seconds * batches + update
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))
     asked = strategies_to_predict(calibration.domain, [body.strategy])
     (found,) = answer_all(calibration, asked, None, predictor)

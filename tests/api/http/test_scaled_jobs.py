@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
+from autosync.cluster import Device
 from autosync.documents import to_data, to_json
 from autosync.profiling import estimate_profile
 from tests.api.http.dashboard.test_pages import text_of
@@ -113,6 +114,25 @@ def test_one_gpu_updates_as_several_do(client: TestClient, ids: dict[str, str]) 
     assert found[0]["step_seconds"] == pytest.approx(alone)
     assert found[0]["samples_per_second"] == pytest.approx(2 * profile.batch_size / alone)
     assert found[1]["efficiency"] == pytest.approx(alone / found[1]["step_seconds"])
+
+
+def test_few_nodes_compute_as_fast_as_their_own_devices(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    kinds = {"a": "p100", "b": "p100", "c": "v100"}
+    nodes = "".join(
+        f"  - {{address: {name}, devices: [{{type: {kind}}}], bandwidth_gbps: 9.56}}\n"
+        for name, kind in kinds.items()
+    )
+    cluster = client.post("/v1/clusters", content=f"name: slow-first\nnodes:\n{nodes}").json()["id"]
+    profile = estimate_profile(chain_graph(), "v100")
+    job = {**ids, "cluster": cluster, "profile": to_data(profile), "nodes": [1, 2]}
+    one, two = client.post("/v1/scale", json=job).json()["points"]
+    slower = profile.factor_on(Device("p100"))
+    computing = slower * profile.compute_seconds + profile.update_seconds
+    assert slower > 1
+    assert one["step_seconds"] == pytest.approx(computing)
+    assert two["efficiency"] == pytest.approx(computing / two["step_seconds"])
 
 
 def test_collectives_are_predicted(client: TestClient, ids: dict[str, str]) -> None:
