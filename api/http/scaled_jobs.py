@@ -13,6 +13,7 @@ from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.domain import Domain
 from autosync.simulator.scaling import ScalePoint, knee_of
 from autosync.simulator.simulator_contract import Simulator
+from autosync.units import counted
 
 
 def scaled_job(session: Session, body: ScaleSpec) -> ScaledJob:
@@ -62,4 +63,10 @@ def _point(
         binding=found.binding,
         usd_per_hour=alone.cluster.usd_per_hour,
     )
-    return point, found.warnings
+    if found.fits:
+        return point, found.warnings
+    short = (
+        f"{found.strategy} does not fit on {counted(nodes, 'node')}: a rank needs "
+        f"{found.predicted_peak_bytes / 1e9:.2f} GB, more than its device has (predicted)"
+    )
+    return point, [*found.warnings, short]

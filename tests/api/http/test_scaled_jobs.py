@@ -135,6 +135,19 @@ def test_few_nodes_compute_as_fast_as_their_own_devices(
     assert two["efficiency"] == pytest.approx(computing / two["step_seconds"])
 
 
+def test_what_does_not_fit_is_told_of_each_number_of_nodes(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    small = PAIR.replace("count: 2", "count: 2, memory_gb: 0.00001")
+    cluster = client.post("/v1/clusters", content=small).json()["id"]
+    asked = {**ids, "cluster": cluster, "nodes": [1, 2]}
+    told = " ".join(client.post("/v1/scale", json=asked).json()["warnings"])
+    assert "ddp does not fit on 1 node: a rank needs" in told
+    assert "ddp does not fit on 2 nodes: a rank needs" in told
+    roomy = client.post("/v1/scale", json={**asked, "cluster": ids["cluster"]}).json()
+    assert "does not fit" not in " ".join(roomy["warnings"])
+
+
 def test_collectives_are_predicted(client: TestClient, ids: dict[str, str]) -> None:
     asked = {"cluster": ids["cluster"], "operation": "all_gather", "sizes_bytes": [1024, 2**30]}
     found = client.post("/v1/collectives", json={**asked, "nodes": 3}).json()
