@@ -183,6 +183,18 @@ def test_a_log_makes_a_cluster_with_its_curves(client: TestClient, ids: dict[str
     assert "does not count" in other["curves"][0]["warning"]
 
 
+def test_a_log_is_told_where_something_else_counts(client: TestClient, ids: dict[str, str]) -> None:
+    costed = client.post("/v1/clusters/rtx-2080-ti-2x4-10gbe/calibrate", content=NEW).json()
+    assert "without `costs` the curves count" in " ".join(costed["warnings"])
+    gloo = client.post("/v1/clusters/example-4x1/calibrate", content=NEW)
+    assert (gloo.status_code, gloo.json()["thing"]) == (409, "backend")
+    for version, told in (("2.21", False), ("2.2", True)):
+        stated = f"{PAIR}nccl_version: '{version}'\n"
+        cluster = client.post("/v1/clusters", content=stated).json()["id"]
+        found = client.post(f"/v1/clusters/{cluster}/calibrate", content=NEW).json()
+        assert bool(found["warnings"]) is told, version
+
+
 def test_what_a_log_does_not_say_is_stated_over_rest(
     client: TestClient, ids: dict[str, str]
 ) -> None:
