@@ -141,18 +141,22 @@ def _measured(cluster: Cluster, curves: Iterable[CollectiveCurve]) -> Iterable[M
 
 
 def _does_not_count(cluster: Cluster, curve: CollectiveCurve) -> str:
-    """Why a curve does not stand for the cluster as it is; empty where it does."""
-    hosts = _hosts(cluster)
-    if (curve.ranks, curve.nodes) == (cluster.world_size, hosts):
+    """Why a curve does not stand for the cluster as it is; empty where it does. Predictions take
+    every node to be as full as the fullest."""
+    from autosync.simulator.topology import topology_of
+
+    team = topology_of(cluster)
+    if (curve.ranks, curve.nodes) == (team.ranks, team.nodes):
         return ""
-    per_node = curve.ranks * hosts == cluster.world_size * curve.nodes
-    carried = per_node and (curve.nodes > 1) == (hosts > 1)
+    per_node = curve.ranks * team.nodes == team.ranks * curve.nodes
+    carried = per_node and (curve.nodes > 1) == (team.nodes > 1)
     counts = (
         "whose predictions the curve moves and does not replace."
         if carried
         else "for which the curve does not count."
     )
-    return f"{curve}: the cluster has {cluster.world_size} ranks on {hosts} nodes, {counts}"
+    has = "has" if team.ranks == cluster.world_size else "is predicted as one of"
+    return f"{curve}: the cluster {has} {team.ranks} ranks on {team.nodes} nodes, {counts}"
 
 
 def _hosts(cluster: Cluster) -> int:

@@ -195,6 +195,19 @@ def test_a_log_is_told_where_something_else_counts(client: TestClient, ids: dict
         assert bool(found["warnings"]) is told, version
 
 
+def test_a_log_of_unequal_nodes_is_told_not_to_count(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    """Calibration and the table say the same of it."""
+    uneven = PAIR.replace("count: 2", "count: 3", 1).replace("count: 2", "count: 1")
+    cluster = client.post("/v1/clusters", content=uneven).json()["id"]
+    found = client.post(f"/v1/clusters/{cluster}/calibrate", content=NEW).json()
+    assert "is predicted as one of 6 ranks on 2 nodes" in found["curves"][0]["warning"]
+    assert "does not count" in found["curves"][0]["warning"]
+    table = client.post("/v1/collectives", json={"cluster": found["id"]}).json()
+    assert any("no curve of the cluster file counts" in each for each in table["warnings"])
+
+
 def test_what_a_log_does_not_say_is_stated_over_rest(
     client: TestClient, ids: dict[str, str]
 ) -> None:
