@@ -19,6 +19,7 @@ from autosync.environment import (
     SHARE_GPUS_VARIABLE,
 )
 from autosync.optimizers import OptimizerName
+from autosync.profiling import EFFICIENCY
 from autosync.search.space import SPACES_IN_WORDS, SpaceName
 from autosync.trials import request_names
 
@@ -79,7 +80,8 @@ DeviceType = Annotated[
 Efficiency = Annotated[
     float | None,
     typer.Option(
-        help="Share of the device's peak that an estimate assumes.", show_default="by device type"
+        help="Share of the device's peak that an estimate assumes.",
+        show_default=f"{EFFICIENCY:g}",
     ),
 ]
 StepSeconds = Annotated[
