@@ -76,6 +76,16 @@ def test_a_fused_step_that_failed_half_way_leaves_no_scale_behind() -> None:
     assert all(torch.equal(value, parameter) for value, parameter in pairs)
 
 
+def test_a_scale_that_a_script_has_set_stays() -> None:
+    """For a fused optimizer, of gradients that are multiplied without a GradScaler."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scale = torch.tensor(64.0)
+    optimizer.__dict__["grad_scale"] = scale
+    take_snapshot(model, [optimizer]).restore()
+    assert optimizer.__dict__["grad_scale"] is scale
+
+
 def test_several_optimizers_are_put_back() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     optimizers = [
