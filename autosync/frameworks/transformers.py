@@ -41,8 +41,9 @@ def use_bundle(trainer: Any, bundle: Bundle | str | Path, **options: Any) -> Non
     """
     _check_plain(trainer)
     handler = trainer.accelerator.ddp_handler
-    own = {"find_unused_parameters": handler.find_unused_parameters}  # Accelerate drops a False
-    options["ddp_options"] = own | dict(options.get("ddp_options") or {})
+    if handler is not None:  # a script's class may make an accelerator of its own
+        own = {"find_unused_parameters": handler.find_unused_parameters}  # Accelerate drops False
+        options["ddp_options"] = own | dict(options.get("ddp_options") or {})
     accelerate.use_bundle(trainer.accelerator, bundle, **options)
     shared = isinstance(trainer.accelerator, accelerate.BundleAccelerator)
     if shared and not isinstance(trainer, BundleTrainer):
