@@ -134,11 +134,15 @@ Step = Callable[..., object]
 
 OptimizerOrSeveral = Optimizer | Sequence[Optimizer]
 
+OF_BATCHES = ("no_sync", "set_requires_gradient_sync")
+"""How a step tells DDP and `fully_shard` that another batch follows before its update."""
+
 
 @contextlib.contextmanager
 def takes_no_sync(model: nn.Module) -> Iterator[None]:
-    """Inside, a step may call `model.no_sync()`, which does nothing where the model is bare."""
-    bare = not hasattr(model, "no_sync")
+    """Inside, a step may call `model.no_sync()`, which does nothing where the model is bare. A step
+    may look for it, so no other model gets it."""
+    bare = not any(hasattr(model, name) for name in OF_BATCHES)
     if bare:
         model.__dict__["no_sync"] = contextlib.nullcontext
     try:
