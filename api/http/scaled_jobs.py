@@ -66,7 +66,7 @@ def _point(
     if found.fits:
         return point, found.warnings
     short = (
-        f"{found.strategy} does not fit on {counted(nodes, 'node')}: a rank needs "
-        f"{found.predicted_peak_bytes / 1e9:.2f} GB, more than its device has (predicted)"
+        f"{found.strategy} does not fit on {counted(nodes, 'node')}: a rank needs up to "
+        f"{found.predicted_peak_bytes / 1e9:.2f} GB, and not all devices have enough (predicted)"
     )
     return point, [*found.warnings, short]
