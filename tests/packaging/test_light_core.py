@@ -173,12 +173,25 @@ def test_an_installed_package_that_does_not_fit_is_named_with_its_version() -> N
     assert "pip install --upgrade rich" in refusal.remedy
 
 
+def test_a_package_that_refuses_another_at_its_import_is_named_and_is_no_defect() -> None:
+    """As numba does a newer NumPy: that ImportError names no module."""
+    with pytest.raises(ImportError) as caught:
+        exec("raise ImportError('Numba needs NumPy 2.5 or less.')", {"__name__": "numba"})
+    refusal = failed_import(caught.value)
+    assert refusal is not None
+    told = f"numba {version('numba')} does not run here: Numba needs NumPy 2.5 or less."
+    assert refusal.message == told
+    assert "pip check" in refusal.remedy
+
+
 @pytest.mark.parametrize(
     ("statement", "module"),
     [
         ("import autosync.none", "__main__"),
         ("from autosync import none", "__main__"),
         ("import not_a_package", "autosync.somewhere"),  # an import of autosync's
+        ("raise ImportError('no name')", "autosync.somewhere"),
+        ("raise ImportError('no name')", "a_script_of_a_user"),
     ],
 )
 def test_what_autosync_lacks_of_itself_or_no_extra_brings_is_a_defect(
