@@ -126,6 +126,13 @@ def test_commands_that_need_no_service_run_without_it_and_others_say_so(tmp_path
         assert "Traceback" not in text
 
 
+def test_doctor_calls_what_an_extra_would_bring_absent_and_names_the_extra(tmp_path: Path) -> None:
+    ((_, text),) = told_without(OF_SERVICE, [("doctor",)], tmp_path)
+    assert "database absent this needs sqlalchemy, which is not installed here." in text
+    assert "database: pip install 'autosync[service]'" in text
+    assert "kernel cache works" in text
+
+
 def test_a_client_of_a_service_needs_none_to_tune(tmp_path: Path) -> None:
     words = ("tune", "resnet50", "example-4x1", "--url", "http://127.0.0.1:1")
     ((code, text),) = told_without(OF_SERVICE, [words], tmp_path)
