@@ -171,7 +171,7 @@ def _kernel_cache() -> str:
 
 def _database(db: str) -> str:
     from autosync.api.db.database import connect, masked, parse_url
-    from autosync.api.db.schema_migration import current_revision
+    from autosync.api.db.schema_migration import current_revision, require_schema
 
     parsed = parse_url(db)
     if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
@@ -185,6 +185,8 @@ def _database(db: str) -> str:
             revision = current_revision(connection)
     finally:
         database.close()
+    if revision is not None:
+        require_schema(db)  # as all commands but `serve` and `db upgrade` do
     return f"{masked(db)}, schema revision {revision or 'none yet'}"
 
 
