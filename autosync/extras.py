@@ -70,7 +70,8 @@ def _importer(error: ImportError) -> str:
     """The top-level package whose module ran the failed import statement."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     packages = [module.partition(".")[0] for module in modules]
-    return next((name for name in reversed(packages) if name != "importlib"), "autosync")
+    others = (name for name in reversed(packages) if name not in ("", "importlib"))
+    return next(others, "autosync")
 
 
 def _distribution(package: str) -> tuple[str, str]:
