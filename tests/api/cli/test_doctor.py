@@ -1,5 +1,6 @@
 """`autosync doctor`, `--version` and one bundled model."""
 
+import gzip
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from autosync.api.cli.main import app
-from tests.api.cli.command import autosync
+from tests.api.cli.command import ROOT, autosync
 
 
 def shown(*arguments: str) -> str:
@@ -24,6 +25,16 @@ def test_what_works_here_and_what_is_broken(tmp_path: Path) -> None:
     assert found["database"]["verdict"] == "broken"
     assert "--db" in found["database"]["remedy"]
     assert all(each["remedy"] for each in found.values() if each["verdict"] != "works")
+
+
+def test_a_database_of_an_older_schema_is_to_be_upgraded(tmp_path: Path) -> None:
+    stored = ROOT / "tests/migrations/database_0014.db.gz"
+    (tmp_path / "autosync.db").write_bytes(gzip.decompress(stored.read_bytes()))
+    told = autosync(tmp_path, "doctor", "--json", code=1).stdout
+    (found,) = (each for each in json.loads(told) if each["name"] == "database")
+    assert found["verdict"] == "broken"
+    assert "schema revision 0014" in found["found"]
+    assert "autosync db upgrade" in found["remedy"]
 
 
 def test_the_version() -> None:
