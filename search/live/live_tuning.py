@@ -383,6 +383,7 @@ def _searched(
         on_event,
         budget.over,
         earlier,
+        on_its_devices=True,
     )
     if keep is not None:
         with warned_if_unwritten(keep), replaced_atomically(keep) as draft:
