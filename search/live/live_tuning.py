@@ -168,6 +168,7 @@ def tune(
         within = control.agreed(check)
         mine = None if dist.get_rank() else since
         known = control.agreed(lambda: read_earlier(mine) if isinstance(mine, str | Path) else mine)
+        place = control.from_first(save)
         control.share_values(model)
         before = take_snapshot(model, given_optimizers(optimizer), others, batches)
         job = LiveJob(
@@ -188,7 +189,7 @@ def tune(
     if verdict.reason or verdict.answer:
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
         if verdict.answer is not None:
-            message = why_next_run(verdict.answer, save)
+            message = why_next_run(verdict.answer, place)
         warnings.warn(message, stacklevel=2)
         log.warning(message)
     if save is not None and not verdict.reason and dist.get_rank() == 0:
