@@ -51,7 +51,11 @@ def check_shardable(
                 "autosync.TrainingState, which has also saved it.",
             )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
             raise NotSupported(
                 f"module {name!r} makes sparse gradients, which fully_shard does not reduce.",
                 thing=f"module {name}",
