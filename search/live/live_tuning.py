@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +32,7 @@ from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
 from autosync.search.live.sharded_answers import (
     check_untrained,
-    no_room_beside_values,
+    told_refusals,
     why_next_run,
 )
 from autosync.search.live.time_budget import (
@@ -336,7 +335,7 @@ def _lead(
     except SynchronizationFailed:  # a rank is lost: no rank can go on
         raise
     except AutosyncError as error:
-        verdict = Verdict(_keep_ddp(domain), str(error))
+        verdict = Verdict(_keep_ddp(domain), f"{error} {pool.refused}".strip())
     except Exception as error:  # a process boundary: the training job must go on
         traceback.print_exc()
         verdict = Verdict(_keep_ddp(domain), f"{type(error).__name__}: {error}")
@@ -362,7 +361,7 @@ def _searched(
     Raises:
         InvalidInput: nothing of `since` can be used here.
     """
-    pool.refusal = partial(no_room_beside_values, domain)
+    pool.refusal = told_refusals(domain, on_event)
     earlier = usable(known_from(since, domain), domain, space) if since is not None else None
     now = time.monotonic()
     probe_until = now + PROBE_SHARE * (pool.until - now)

@@ -67,7 +67,8 @@ class JobPool(TrialPool):
     follow; `dismiss` ends that.
 
     place: where trials run, in words. until: of `clock`, in seconds; no step of a trial begins
-        later. refusal: why the ranks cannot try a bundle, in words; empty where they can.
+        later. refusal: why the ranks cannot try a bundle, in words; empty where they can. refused:
+        the last such words.
     """
 
     job: LiveJob
@@ -78,6 +79,7 @@ class JobPool(TrialPool):
     clock: Callable[[], float] = time.monotonic
     at_cluster_rates: bool = field(default=True, init=False)
     shaped: bool = field(default=False, init=False)
+    refused: str = field(default="", init=False)
     _renew_groups: bool = field(default=True, init=False)
 
     @property
@@ -96,6 +98,7 @@ class JobPool(TrialPool):
             text = "the time of the tuning is up."
             raise TrialFailed(TrialError("timeout", text), ranks_usable=True)
         if text := self.refusal(request.bundle):
+            self.refused = f"Not tried: {text}"
             raise TrialFailed(TrialError("refused", text), ranks_usable=True)
         command = RunPass(
             request.key,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,11 +23,18 @@ from autosync.documents import from_json
 from autosync.errors import InvalidInput
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.search.designs.torch_engines import fsdp2
-from autosync.search.live.sharded_answers import check_untrained, no_room_beside_values
+from autosync.search.live.sharded_answers import (
+    check_untrained,
+    no_room_beside_values,
+    told_refusals,
+)
 from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SpaceName
 from autosync.simulator.memory.memory_check import most_peak_bytes
+from autosync.trials.contract import TrialFailed, TrialRequest
+from autosync.trials.live.job_pool import JobPool
 from autosync.trials.live.snapshot import take_snapshot
 from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import Ranks, ranks
@@ -209,6 +216,18 @@ def test_no_trial_takes_more_than_a_device_has() -> None:
 
     assert refusal(needed + 1e3) == ""
     assert "for the values of the job's own model" in refusal(needed - 1e3)
+
+
+def test_what_is_not_tried_for_want_of_room_is_told_with_the_way_out() -> None:
+    domain = domain_of(layered_graph(((1000, 250),) * 12), grid_cluster(2))
+    tight = on_devices(domain, Device("cpu", memory_gb=1e-3))
+    bundle = make_bundle(fsdp2(tight), tight)
+    events: list[TuningEvent] = []
+    pool = JobPool(cast(Any, None), "a job", refusal=told_refusals(tight, events.append))
+    with pytest.raises(TrialFailed):
+        pool.run_pass(TrialRequest("one", bundle), after_load=False)
+    for words in (events[0].message, pool.refused):
+        assert "autosync tune --space fsdp2" in words
 
 
 def of_three_batches(rank: int, world: int, space: SpaceName | None, out: Path) -> bool:
