@@ -71,10 +71,11 @@ def why_next_run(answer: Bundle, save: str | Path | None) -> str:
     elif evidence.step_seconds:  # else it is what the others are compared with
         measured.append("torch's DDP ran out of memory")
     words = f" ({', '.join(measured)})" if measured else ""
+    lossy = ", allow_lossy=True" if any(each.encoding for each in answer.plan.messages) else ""
     return (
         f"the answer is {describe(answer.strategy)}{words}. A job that has begun to train "
         "cannot take on a sharding, so it goes on under torch's DDP. Save a checkpoint by "
         "autosync.TrainingState; in the next run call "
-        f"autosync.distribute(model, optimizer, {str(save)!r}) before the first step, and load the "
-        "checkpoint behind it, by autosync.TrainingState again."
+        f"autosync.distribute(model, optimizer, {str(save)!r}{lossy}) before the first step, and "
+        "load the checkpoint behind it, by autosync.TrainingState again."
     )

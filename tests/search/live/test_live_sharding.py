@@ -27,12 +27,15 @@ from autosync.search.live.sharded_answers import (
     check_untrained,
     no_room_beside_values,
     told_refusals,
+    why_next_run,
 )
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SpaceName
 from autosync.simulator.memory.memory_check import most_peak_bytes
+from autosync.simulator.sharded_strategy import sharded_by
+from autosync.strategy import Encoding
 from autosync.trials.contract import TrialFailed, TrialRequest
 from autosync.trials.live.job_pool import JobPool
 from autosync.trials.live.snapshot import take_snapshot
@@ -228,6 +231,17 @@ def test_what_is_not_tried_for_want_of_room_is_told_with_the_way_out() -> None:
         pool.run_pass(TrialRequest("one", bundle), after_load=False)
     for words in (events[0].message, pool.refused):
         assert "autosync tune --space fsdp2" in words
+
+
+def test_the_call_that_a_job_is_told_takes_a_lossy_answer() -> None:
+    """`distribute` refuses one that nobody has allowed."""
+    domain = domain_of(layered_graph(((1000, 250),) * 12), grid_cluster(2))
+    strategy = fsdp2(domain)
+    assert strategy.engine is not None
+    lossy = sharded_by(domain, strategy.engine, Encoding("bf16"))
+    told = why_next_run(make_bundle(lossy, domain), "best.json")
+    assert "(model, optimizer, 'best.json', allow_lossy=True)" in told
+    assert "allow_lossy" not in why_next_run(make_bundle(strategy, domain), "best.json")
 
 
 def of_three_batches(rank: int, world: int, space: SpaceName | None, out: Path) -> bool:
