@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from autosync.search.designs import known_designs
 from autosync.search.live.message_costs import measure_message_costs
 from autosync.search.live.sharded_answers import (
     check_untrained,
-    told_refusals,
+    no_room_beside_values,
     why_next_run,
 )
 from autosync.search.live.time_budget import (
@@ -335,7 +336,7 @@ def _lead(
     except SynchronizationFailed:  # a rank is lost: no rank can go on
         raise
     except AutosyncError as error:
-        verdict = Verdict(_keep_ddp(domain), f"{error} {pool.refused}".strip())
+        verdict = Verdict(_keep_ddp(domain), pool.with_refusal(str(error)))
     except Exception as error:  # a process boundary: the training job must go on
         traceback.print_exc()
         verdict = Verdict(_keep_ddp(domain), f"{type(error).__name__}: {error}")
@@ -361,7 +362,7 @@ def _searched(
     Raises:
         InvalidInput: nothing of `since` can be used here.
     """
-    pool.refusal = told_refusals(domain, on_event)
+    pool.refusal = partial(no_room_beside_values, domain)
     earlier = usable(known_from(since, domain), domain, space) if since is not None else None
     now = time.monotonic()
     probe_until = now + PROBE_SHARE * (pool.until - now)

@@ -1,7 +1,7 @@
 """`autosync.tune` in the space `fsdp2`: what can be tried beside a running job's model, and what
 becomes of an answer that shards its parameters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.optim import Optimizer
@@ -10,7 +10,6 @@ from autosync.bundle import Bundle
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.runtime.updates.optimizers import has_begun
-from autosync.search.loop.outcome import OnEvent, TuningEvent
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.memory.peak_memory import device_memory_bytes
 from autosync.strategy_description import describe
@@ -46,18 +45,6 @@ def no_room_beside_values(domain: Domain, bundle: Bundle) -> str:
         f"{own_bytes / 1e9:.3g} for the values of the job's own model. Measure it in a job of its "
         "own: autosync tune --space fsdp2."
     )
-
-
-def told_refusals(domain: Domain, on_event: OnEvent) -> Callable[[Bundle], str]:
-    """`no_room_beside_values` as a pool's `refusal`. An event has the words, too: those of a trial
-    that failed are stored nowhere in a job."""
-
-    def refusal(bundle: Bundle) -> str:
-        if text := no_room_beside_values(domain, bundle):
-            on_event(TuningEvent("search", f"not tried: {text}"))
-        return text
-
-    return refusal
 
 
 def why_next_run(answer: Bundle, save: str | Path | None) -> str:

@@ -194,8 +194,11 @@ def describe_trial(proposal: Proposal, result: TrialResult) -> str:
     candidate = proposal.candidate
     drawn = f"sample {candidate.index}" if candidate.index >= 0 else candidate.origin
     name = candidate.strategy.name or _FOUND.get(candidate.origin, drawn)
+    if (error := result.error) is not None and result.step_seconds is None:
+        why = f": {error.message}" if error.kind == "refused" else ""  # what to do about it, too
+        return f"{name}: {error.kind}{why}"
     if result.step_seconds is None:
-        return f"{name}: {result.error.kind if result.error else 'failed'}"
+        return f"{name}: failed"
     return f"{name}: {result.step_seconds * 1e3:.1f} ms"
 
 

@@ -6,8 +6,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,17 +28,15 @@ from autosync.search.designs.torch_engines import fsdp2
 from autosync.search.live.sharded_answers import (
     check_untrained,
     no_room_beside_values,
-    told_refusals,
     why_next_run,
 )
 from autosync.search.loop.earlier_document import EarlierTrials
-from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SpaceName
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.sharded_strategy import sharded_by
 from autosync.strategy import Encoding
-from autosync.trials.contract import TrialFailed, TrialRequest
+from autosync.trials.contract import TrialRequest
 from autosync.trials.live.job_pool import JobPool
 from autosync.trials.live.snapshot import take_snapshot
 from tests.autosync.runtime.cases import gap
@@ -221,16 +221,19 @@ def test_no_trial_takes_more_than_a_device_has() -> None:
     assert "for the values of the job's own model" in refusal(needed - 1e3)
 
 
-def test_what_is_not_tried_for_want_of_room_is_told_with_the_way_out() -> None:
+def test_a_tuning_that_fails_says_what_was_not_tried_for_want_of_room() -> None:
     domain = domain_of(layered_graph(((1000, 250),) * 12), grid_cluster(2))
     tight = on_devices(domain, Device("cpu", memory_gb=1e-3))
-    bundle = make_bundle(fsdp2(tight), tight)
-    events: list[TuningEvent] = []
-    pool = JobPool(cast(Any, None), "a job", refusal=told_refusals(tight, events.append))
-    with pytest.raises(TrialFailed):
-        pool.run_pass(TrialRequest("one", bundle), after_load=False)
-    for words in (events[0].message, pool.refused):
-        assert "autosync tune --space fsdp2" in words
+    refusal = partial(no_room_beside_values, tight)
+    pool = JobPool(cast(Any, None), "a job", refusal=refusal)
+    assert pool.with_refusal("DDP ran out of memory.") == "DDP ran out of memory."
+    with patch.object(JobPool, "world_size", 2):
+        result = pool.run(TrialRequest("one", make_bundle(fsdp2(tight), tight)))
+    assert result.error is not None
+    told = pool.with_refusal("DDP ran out of memory.")
+    assert told == f"DDP ran out of memory. Not tried: {result.error.message}"
+    assert "autosync tune --space fsdp2" in told
+    assert pool.with_refusal(told) == told
 
 
 def test_the_call_that_a_job_is_told_takes_a_lossy_answer() -> None:
