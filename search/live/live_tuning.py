@@ -168,6 +168,7 @@ def tune(
         within = control.agreed(check)
         mine = None if dist.get_rank() else since
         known = control.agreed(lambda: read_earlier(mine) if isinstance(mine, str | Path) else mine)
+        place = control.from_first(save)
         control.share_values(model)
         before = take_snapshot(model, given_optimizers(optimizer), others, batches)
         job = LiveJob(
@@ -188,7 +189,7 @@ def tune(
     if verdict.reason or verdict.answer:
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
         if verdict.answer is not None:
-            message = why_next_run(verdict.answer, save)
+            message = why_next_run(verdict.answer, place)
         warnings.warn(message, stacklevel=2)
         log.warning(message)
     if save is not None and not verdict.reason and dist.get_rank() == 0:
@@ -335,7 +336,7 @@ def _lead(
     except SynchronizationFailed:  # a rank is lost: no rank can go on
         raise
     except AutosyncError as error:
-        verdict = Verdict(_keep_ddp(domain), str(error))
+        verdict = Verdict(_keep_ddp(domain), pool.with_refusal(str(error)))
     except Exception as error:  # a process boundary: the training job must go on
         traceback.print_exc()
         verdict = Verdict(_keep_ddp(domain), f"{type(error).__name__}: {error}")
@@ -383,6 +384,7 @@ def _searched(
         on_event,
         budget.over,
         earlier,
+        on_its_devices=True,
     )
     if keep is not None:
         with warned_if_unwritten(keep), replaced_atomically(keep) as draft:

@@ -48,16 +48,21 @@ def no_room_beside_values(domain: Domain, bundle: Bundle) -> str:
 
 
 def why_next_run(answer: Bundle, save: str | Path | None) -> str:
-    """What the answer is, why a job that has begun to train goes on without it, and what to do."""
+    """What the answer is, why a job that has begun to train goes on without it, and what to do.
+    save: rank 0's."""
     evidence, measured = answer.evidence, []
     if evidence.step_seconds:
         measured.append(f"{evidence.step_seconds * 1e3:.4g} ms an iteration")
     if evidence.ddp_step_seconds:
         measured.append(f"torch's DDP {evidence.ddp_step_seconds * 1e3:.4g} ms")
+    elif evidence.step_seconds:  # else it is what the others are compared with
+        measured.append("torch's DDP ran out of memory")
     words = f" ({', '.join(measured)})" if measured else ""
+    lossy = ", allow_lossy=True" if any(each.encoding for each in answer.plan.messages) else ""
     return (
         f"the answer is {describe(answer.strategy)}{words}. A job that has begun to train "
-        "cannot take on a sharding, so it goes on under torch's DDP. In the next run call "
-        f"autosync.distribute(model, optimizer, {str(save)!r}) before the first step, and load the "
-        "checkpoint behind it with torch.distributed.checkpoint.state_dict."
+        "cannot take on a sharding, so it goes on under torch's DDP. Save a checkpoint by "
+        "autosync.TrainingState; in the next run call "
+        f"autosync.distribute(model, optimizer, {str(save)!r}{lossy}) before the first step, and "
+        "load the checkpoint behind it, by autosync.TrainingState again."
     )

@@ -108,7 +108,8 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
             f"{domain.accumulate}.",
             thing="earlier trials",
             value=earlier.accumulate,
-            remedy=f"Tune with accumulate {earlier.accumulate}, or without them.",
+            remedy=f"Tune with updates of {earlier.accumulate} batches (accumulate), or without "
+            "them.",
         )
     if space.only == "buckets":
         raise InvalidInput(
