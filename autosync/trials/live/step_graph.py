@@ -190,7 +190,7 @@ def _tape_graph(
         batch_size=batch_size,
         operations=operations,
         variables=tuple(
-            _variable(key, parameter, -(-tape.touched.get(v, 0) // tape.batches), rows.get(v, 0))
+            _variable(key, parameter, _touched(tape, v), rows.get(v, 0))
             for v, (key, parameter) in enumerate(named.items())
         ),
         backward_order=tuple(order),
@@ -207,6 +207,13 @@ def _uncalled(named: Iterable[str], tapes: Sequence[Tape]) -> tuple[str, ...]:
     around = dict.fromkeys(".".join(path[: i + 1]) for path in paths for i in range(len(path)))
     called = {name for tape in tapes for name in tape.called}
     return tuple(name for name in around if name not in called)
+
+
+def _touched(tape: Tape, variable: int) -> int:
+    """Rows that a batch touches: of a sparse gradient one at least, though it may have none where
+    all lookups are of padding; 0 of a dense one."""
+    rows = tape.touched.get(variable)
+    return 0 if rows is None else max(1, -(-rows // tape.batches))
 
 
 def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:
