@@ -25,6 +25,7 @@ from autosync.extensions.seams import attach_beside
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizers import ELEMENTWISE
+from autosync.runtime.updates.part_updates import SPARSE_OPTIMIZERS
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_MEMORY
 from autosync.trials.failures import error_kind
@@ -300,7 +301,8 @@ def _times(tape: Tape) -> _TapeTimes:
 
 
 def _optimizer_document(job: LiveJob) -> Optimizer:
-    """After a recorded step, when the optimizer has made its state."""
+    """After a recorded step, when the optimizer has made its state. SparseAdam has tables alone, of
+    which an owner may update some rows."""
     state_tensors = [
         sum(isinstance(value, Tensor) and value.shape == key.shape for value in state.values())
         for optimizer in job.optimizers
@@ -309,6 +311,6 @@ def _optimizer_document(job: LiveJob) -> Optimizer:
     kinds = [type(optimizer) for optimizer in job.optimizers]
     return Optimizer(
         "+".join(kind.__name__.lower() for kind in kinds),
-        all(kind in ELEMENTWISE for kind in kinds),
+        all(kind in ELEMENTWISE or kind in SPARSE_OPTIMIZERS for kind in kinds),
         max(state_tensors, default=0),
     )
