@@ -231,14 +231,25 @@ def _print_verdict(tuning: "Tuning") -> None:
         warn(f"[bold]{NOT_SETTLED.label}[/]: {NOT_SETTLED.reason}")
 
 
-def print_two_lines(path: Path) -> None:
-    """The bundle that was written, and how a training script applies it."""
-    out.print(f"\nBundle: [bold]{escape(str(path))}[/]. Two lines apply it, under torchrun:\n")
+def print_two_lines(path: Path, text: str) -> None:
+    """The bundle that was written, and how a training script applies it. text: of the bundle."""
+    from autosync.bundle import read_bundle
+    from autosync.extensions.registry import iterations_in_flight
+    from autosync.verification.shard_checks import SHARE_TOLERANCE
+
+    plan, name = read_bundle(text, str(path)).plan, escape(str(path))
+    options = ", allow_lossy=True" if any(each.encoding for each in plan.messages) else ""
+    options += ", allow_inexact=True" if iterations_in_flight(plan.extensions) else ""
+    out.print(f"\nBundle: [bold]{name}[/]. Two lines apply it, under torchrun:\n")
     out.print("    [cyan]import autosync[/]")
     out.print(
-        f"    [cyan]model, optimizer = autosync.distribute(model, optimizer, "
-        f'"{escape(str(path))}")[/]\n'
+        "    [cyan]model, optimizer = autosync.distribute(model, optimizer, "
+        f'"{name}"{options})[/]\n'
     )
+    if max(plan.shares) - min(plan.shares) > SHARE_TOLERANCE:
+        out.print("Its ranks have uneven shares of the batch; these lines deal the data so:\n")
+        out.print(f'    [cyan]sampler = autosync.ShareSampler(data, global_batch, "{name}")[/]')
+        out.print("    [cyan]loader = DataLoader(data, sampler.batch_size, sampler=sampler)[/]\n")
 
 
 def curve_of(client: "Client", tuning: "Tuning") -> "BucketCurve | None":

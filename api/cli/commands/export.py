@@ -158,7 +158,7 @@ def export(
     if json:
         print_json(loads(bundle))
     else:
-        print_two_lines(path)
+        print_two_lines(path, bundle)
 
 
 def _with_swap(bundle: str, swap_gb: float, swap_state: bool) -> str:

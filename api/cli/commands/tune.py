@@ -360,4 +360,4 @@ def report(
         error.remedy = f"Write it elsewhere: autosync export {tuning_id[:8]} -o FILE"
         raise
     if not json:
-        print_two_lines(output)
+        print_two_lines(output, text)
