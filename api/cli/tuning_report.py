@@ -1,4 +1,4 @@
-"""What a tuning found: the ranked table, the bundle, and the two lines that apply it.
+"""What a tuning found: the ranked table, the bundle, and the lines that apply it.
 
 Reads the service's own schemas, so that the embedded command and a client of the service print
 the same.
@@ -231,25 +231,17 @@ def _print_verdict(tuning: "Tuning") -> None:
         warn(f"[bold]{NOT_SETTLED.label}[/]: {NOT_SETTLED.reason}")
 
 
-def print_two_lines(path: Path, text: str) -> None:
+def print_script_lines(path: Path, text: str) -> None:
     """The bundle that was written, and how a training script applies it. text: of the bundle."""
     from autosync.bundle import read_bundle
-    from autosync.extensions.registry import iterations_in_flight
-    from autosync.verification.shard_checks import SHARE_TOLERANCE
+    from autosync.strategy_description import script_lines
 
-    plan, name = read_bundle(text, str(path)).plan, escape(str(path))
-    options = ", allow_lossy=True" if any(each.encoding for each in plan.messages) else ""
-    options += ", allow_inexact=True" if iterations_in_flight(plan.extensions) else ""
-    out.print(f"\nBundle: [bold]{name}[/]. Two lines apply it, under torchrun:\n")
-    out.print("    [cyan]import autosync[/]")
-    out.print(
-        "    [cyan]model, optimizer = autosync.distribute(model, optimizer, "
-        f'"{name}"{options})[/]\n'
-    )
-    if max(plan.shares) - min(plan.shares) > SHARE_TOLERANCE:
-        out.print("Its ranks have uneven shares of the batch; these lines deal the data so:\n")
-        out.print(f'    [cyan]sampler = autosync.ShareSampler(data, global_batch, "{name}")[/]')
-        out.print("    [cyan]loader = DataLoader(data, sampler.batch_size, sampler=sampler)[/]\n")
+    lines = script_lines(read_bundle(text, str(path)).strategy, str(path))
+    count = "Two" if len(lines) == 2 else "These"
+    out.print(f"\nBundle: [bold]{escape(str(path))}[/]. {count} lines apply it, under torchrun:\n")
+    for line in lines:
+        out.print(f"    [cyan]{escape(line)}[/]")
+    out.print()
 
 
 def curve_of(client: "Client", tuning: "Tuning") -> "BucketCurve | None":
