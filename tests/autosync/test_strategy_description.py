@@ -112,7 +112,7 @@ def test_a_script_is_told_all_that_a_bundle_needs() -> None:
     late = script_lines(owned.carrying(Staleness(2)), "best.json")
     assert late[1].endswith('"best.json", allow_inexact=True)')
     shard = ParameterServer(0, 0, encoding=Encoding("fp16"))
-    packed = replace(owned.choices[0], shards=(shard,))
+    packed = replace(owned.choices[0], shards=(shard,) * len(owned.choices[0].shards))
     lossy = script_lines(replace(owned, choices=(packed, *owned.choices[1:])), "best.json")
     assert lossy[1].endswith('"best.json", allow_lossy=True)')
 
