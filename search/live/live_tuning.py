@@ -51,7 +51,7 @@ from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
 from autosync.search.loop.tuning_store import MemoryStore
-from autosync.search.space import Space, SpaceName, space_named
+from autosync.search.space import Space, SpaceName, check_in_running_job, space_named
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.numba_cache import compilations_told
 from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_tunable, job_control
@@ -136,8 +136,8 @@ def tune(
             optimizer is distributed already; an optimizer trains what is not the model's; an
             option is none of DistributedDataParallel's; `minutes` is no time; step does not do
             what it must; `save` or `trials` cannot be written; `since` is no bundle and no file of
-            trials; no space has that name; the space is `fsdp2`, an optimizer has stepped, and
-            `save` says no place for the answer. On every rank.
+            trials; no space has that name, or it has uneven shares or late updates; it is `fsdp2`,
+            an optimizer has stepped, and `save` says no place for the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
             several optimizers are to be clipped.
@@ -151,6 +151,8 @@ def tune(
         if dist.get_rank() == 0:
             check_folders(save=save, trials=trials)
         asked = space_named(space) if isinstance(space, str) else space or Space()
+        if dist.get_rank() == 0:
+            check_in_running_job(asked)
         if asked.only == "fsdp2" and save is None and dist.get_rank() == 0:
             check_untrained(given_optimizers(optimizer))
         return asked
@@ -200,8 +202,7 @@ def tune(
         optimizer,
         verdict.bundle,
         max_grad_norm=max_grad_norm,
-        allow_lossy=True,  # such strategies, and those that lag, were tried only where the space
-        allow_inexact=True,  # allows them
+        allow_lossy=True,  # such strategies were tried only where the space allows them
         ddp_options=options,
         on_drift=on_drift,
     )

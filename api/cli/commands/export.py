@@ -119,7 +119,7 @@ def export(
         autosync export 3f2a90c1 --for nccl -o nccl_tuner.conf
     """
     from autosync.api.cli.tuning_lookup import find_strategy, find_tuning
-    from autosync.api.cli.tuning_report import print_two_lines
+    from autosync.api.cli.tuning_report import print_script_lines
     from autosync.documents import to_data, to_json
 
     if swap_gb is not None and framework is not None:
@@ -158,7 +158,7 @@ def export(
     if json:
         print_json(loads(bundle))
     else:
-        print_two_lines(path)
+        print_script_lines(path, bundle)
 
 
 def _with_swap(bundle: str, swap_gb: float, swap_state: bool) -> str:

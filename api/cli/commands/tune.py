@@ -342,7 +342,7 @@ def report(
         curve_of,
         predicted_peaks,
         print_results,
-        print_two_lines,
+        print_script_lines,
         results_data,
     )
 
@@ -360,4 +360,4 @@ def report(
         error.remedy = f"Write it elsewhere: autosync export {tuning_id[:8]} -o FILE"
         raise
     if not json:
-        print_two_lines(output)
+        print_script_lines(output, text)
