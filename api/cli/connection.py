@@ -150,7 +150,6 @@ def embedded_worker(at: Connection, tuning_id: str, stop: threading.Event) -> It
     if at.database is None:
         yield
         return
-    _free_from_dead_worker(at.database, tuning_id)
     done = threading.Event()
     thread = threading.Thread(
         target=_work, args=(at.database, tuning_id, stop, done), name="worker", daemon=True
@@ -180,8 +179,11 @@ def _work(
             warn(f"database: {escape(str(error))}")
 
 
-def _free_from_dead_worker(database: "Database", tuning_id: str) -> None:
-    """End the lease of a worker of this machine that was killed; says so where another has it."""
+def free_from_dead_worker(at: Connection, tuning_id: str) -> None:
+    """End the lease of a worker of this machine that was killed; says so where another has it.
+    Nothing where a service is asked."""
+    if (database := at.database) is None:
+        return
     from autosync.api.db.tables import ACTIVE, TuningRow
     from autosync.api.engine.job_queue import Claim, expire
 

@@ -302,7 +302,7 @@ def _earlier(client: "Client", given: str, domain: "Domain") -> "EarlierTrials":
 
 def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) -> None:
     """Run it here, or follow the service that does. where: the options that name it."""
-    from autosync.api.cli.connection import embedded_worker
+    from autosync.api.cli.connection import embedded_worker, free_from_dead_worker
     from autosync.api.cli.console import log_to_file
     from autosync.api.cli.progress import compilation_lines, show_progress
     from autosync.api.cli.stop_signals import leave_when_overdue, stopped_by_signals
@@ -311,13 +311,14 @@ def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) ->
     log = log_to_file("tune")
     with compilation_lines(), stopped_by_signals() as stop:
         leave_when_overdue(stop)
+        seen = 0
+        if resumed:
+            free_from_dead_worker(at, tuning.id)
+            for event in at.client.tunings.events(tuning.id, follow=False):
+                seen = event.id  # an earlier run has printed it
+            if tuning.state != "finished":
+                at.client.tunings.resume(tuning.id)
         with embedded_worker(at, tuning.id, stop):
-            seen = 0
-            if resumed:  # an earlier run has printed them
-                for event in at.client.tunings.events(tuning.id, follow=False):
-                    seen = event.id
-                if tuning.state != "finished":
-                    at.client.tunings.resume(tuning.id)
             tuning = show_progress(at.client, tuning, stop, seen)
     if stop.is_set() and tuning.state not in ENDED:
         again = f"autosync tune --resume {tuning.id[:8]}{escape(where)}"
