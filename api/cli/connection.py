@@ -167,16 +167,23 @@ def _work(
 ) -> None:
     from sqlalchemy.exc import OperationalError
 
+    from autosync.api.db.database import database_trouble
     from autosync.api.engine.job_queue import claim
     from autosync.api.engine.queue_worker import run_claim, this_worker
     from autosync.api.engine.work_queue import DatabaseQueue
 
+    away = False
     while not stop.is_set() and not done.wait(POLL_SECONDS):
         try:
             if held := claim(database, this_worker(), tuning_id=tuning_id):
                 run_claim(DatabaseQueue(database), held, stop)
+            away = False
         except OperationalError as error:  # the database is away: the claim ends by its lease
-            warn(f"database: {escape(str(error))}")
+            if not away:
+                trouble = database_trouble(error)
+                message = trouble.message if trouble else f"database: {error}"
+                warn(f"{escape(message)} It is asked again; Ctrl-C stops.")
+            away = True
 
 
 def free_from_dead_worker(at: Connection, tuning_id: str) -> None:
