@@ -229,6 +229,19 @@ def test_a_tuning_is_paused_and_resumed(
     assert "cannot be paused" in refused("pause", tuning_id[:8], *source)
 
 
+def test_one_without_an_answer_says_how_to_come_to_one(
+    source: tuple[str, str], sqlite: Database
+) -> None:
+    waiting = enqueue(sqlite, small_request())
+    for command in ("export", "explain"):
+        assert "Wait until it has finished" in refused(command, waiting[:8], *source)
+    run("cancel", waiting[:8], *source)
+    for command in ("export", "explain"):
+        said = refused(command, waiting[:8], *source)
+        assert f"autosync tune --resume {waiting[:8]}" in said
+        assert f"autosync export {waiting[:8]} --strategy ID" in said
+
+
 def test_settings_for_a_framework(
     db: tuple[str, str], tuning_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
