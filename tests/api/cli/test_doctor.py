@@ -1,12 +1,16 @@
 """`autosync doctor`, `--version` and one bundled model."""
 
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from autosync.api.cli.commands.doctor import Absent, _database
 from autosync.api.cli.main import app
+from autosync.api.db.schema_migration import migrate
 from tests.api.cli.command import autosync
 
 
@@ -24,6 +28,21 @@ def test_what_works_here_and_what_is_broken(tmp_path: Path) -> None:
     assert found["database"]["verdict"] == "broken"
     assert "--db" in found["database"]["remedy"]
     assert all(each["remedy"] for each in found.values() if each["verdict"] != "works")
+
+
+@pytest.mark.parametrize("denied", ["autosync.db", ""], ids=["file", "folder"])
+def test_a_database_that_another_user_made_does_not_work(
+    denied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it works, as after a first run as root; a tuning would be refused."""
+    place, url = tmp_path / denied, f"sqlite:///{tmp_path}/autosync.db"
+    migrate(url)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != place and access(path, mode))
+    with pytest.raises(Absent) as absent:
+        _database(url)
+    assert str(absent.value) == f"{place} cannot be written"
+    assert "--db" in absent.value.remedy
 
 
 def test_the_version() -> None:
