@@ -12,6 +12,7 @@ from rich.markup import escape
 from autosync.api.cli.console import err, out, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
 from autosync.api.cli.output_files import check_writable
+from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
     from autosync.domain import Domain
@@ -54,7 +55,6 @@ def quickstart(
 
     Example: `autosync quickstart --budget 16 -o best.json`
     """
-    from autosync.api.cli.commands.serve import serve
     from autosync.api.cli.commands.tune import report, run_tuning
     from autosync.api.cli.connection import connected
     from autosync.api.cli.tuning_report import scale_words
@@ -86,9 +86,30 @@ def quickstart(
         report(at.client, tuning.id, output, TOP, json=False)
     steps.say(4, "the dashboard has the whole history")
     if stay if stay is not None else sys.stdin.isatty() and err.is_terminal:
-        serve(port=port, db=db)
+        keep_dashboard(port, db)
     else:
         out.print(f"Dashboard: `autosync serve --db {escape(masked(db))}`")
+
+
+def keep_dashboard(port: int, db: str) -> None:
+    """Until Ctrl-C.
+
+    Raises:
+        InvalidInput: as `serve`. Another listens at the port, as the dashboard of an earlier
+            quickstart: the tuning need not run again for another port.
+    """
+    from autosync.api.cli.commands.serve import serve
+    from autosync.api.db.database import masked
+
+    try:
+        serve(port=port, db=db)
+    except InvalidInput as error:
+        if error.thing == "--port":
+            error.remedy = (
+                "The tuning is stored. Its dashboard, at another port: "
+                f"`autosync serve --port PORT --db {masked(db)}`."
+            )
+        raise
 
 
 def _domain() -> "Domain":
