@@ -78,7 +78,8 @@ def test_a_bundle_without_its_database_has_no_timeline(
     real_tuning: RealTuning, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.json").write_text((real_tuning.folder / "mine.json").read_text())
-    assert "Timeline" not in autosync(tmp_path, "explain", "mine.json").stdout
+    for database in ((), ("--db", "sqlite:///none.db")):
+        assert "Timeline" not in autosync(tmp_path, "explain", "mine.json", *database).stdout
     output = autosync(tmp_path, "explain", "mine.json", "--trace", "trace.json", code=2).stderr
     assert "no timeline of mine.json" in output
     assert not (tmp_path / "autosync.db").exists()
