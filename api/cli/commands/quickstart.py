@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.commands.export import BUNDLE_FILE
 from autosync.api.cli.console import err, out, say
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
 from autosync.api.cli.output_files import check_writable
@@ -39,7 +40,7 @@ def quickstart(
     budget: Annotated[int, typer.Option(min=1, help="Strategies tried.")] = 12,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
-    ] = Path("best.json"),
+    ] = BUNDLE_FILE,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service.")] = 8080,
     db: DatabaseUrl = DEFAULT_DATABASE,
     stay: Annotated[
@@ -55,7 +56,7 @@ def quickstart(
 
     Example: `autosync quickstart --budget 16 -o best.json`
     """
-    from autosync.api.cli.commands.tune import report, run_tuning
+    from autosync.api.cli.commands.tune import given_again, report, run_tuning
     from autosync.api.cli.connection import connected
     from autosync.api.cli.tuning_report import scale_words
     from autosync.api.db.database import masked
@@ -81,7 +82,8 @@ def quickstart(
             time_scale=time_scale,
             **TRIALS,
         )
-        run_tuning(at, tuning, resumed=False, where=f" --db {masked(db)}")
+        where = f" --db {masked(db)}{given_again(output, {})}"
+        run_tuning(at, tuning, resumed=False, where=where)
         steps.say(3, "done: the ranked strategies")
         report(at.client, tuning.id, output, TOP, json=False)
     steps.say(4, "the dashboard has the whole history")

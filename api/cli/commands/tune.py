@@ -1,6 +1,7 @@
 """`autosync tune`: find, measure and confirm the fastest strategy."""
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.added_options import Advanced, advanced_from, spec_options
+from autosync.api.cli.commands.export import BUNDLE_FILE
 from autosync.api.cli.completion import complete_cluster, complete_model, complete_tuning
 from autosync.api.cli.console import print_json, say, warn
 from autosync.api.cli.options import (
@@ -89,7 +91,7 @@ def tune(
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
-    ] = Path("best.json"),
+    ] = BUNDLE_FILE,
     backend: BackendName = None,
     share_gpus: ShareGpus = False,
     resume: Annotated[
@@ -153,8 +155,9 @@ def tune(
     from autosync.compute_settings import ComputeSettings
 
     check_writable(output)
+    typed = _typed_launcher_options(prefix, python, ray_address, share_gpus)
     if url is not None:
-        _refuse_launcher_options(prefix, python, ray_address, share_gpus)
+        _refuse_launcher_options(typed)
     set_up_launchers(prefix, python, ray_address, share_gpus)
     given = {**asked, **({"space": space} if space else {}), "advanced": advanced_from(advanced)}
     spec = checked(TuningSpec, {"graph": "", "cluster": "", **given})
@@ -200,7 +203,7 @@ def tune(
             assert domain is not None  # MODEL and CLUSTER were required
             tuning = _started(at.client, domain, spec, since, place)
         where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {place}"
-        run_tuning(at, tuning, resume is not None, where)
+        run_tuning(at, tuning, resume is not None, where + given_again(output, typed))
         report(at.client, tuning.id, output, top, json, memory=url is None)
 
 
@@ -211,26 +214,42 @@ def _masked(db: str) -> str:
     return masked(db)
 
 
-def _refuse_launcher_options(
+def _typed_launcher_options(
     prefix: str | None, python: str | None, ray_address: str | None, share_gpus: bool
-) -> None:
-    """Raises InvalidInput for what the command line says of this machine's workers. The same in an
-    environment variable stays unused."""
-    given = {
+) -> dict[str, str | bool]:
+    """What the command line says of this machine's workers, by option. The same in an environment
+    variable is left out."""
+    given: dict[str, tuple[str | bool | None, str]] = {
         "--prefix": (prefix, PREFIX_VARIABLE),
         "--python": (python, PYTHON_VARIABLE),
         "--ray-address": (ray_address, RAY_ADDRESS_VARIABLE),
         "--share-gpus": (share_gpus, SHARE_GPUS_VARIABLE),
     }
-    for option, (value, variable) in given.items():
-        if value and variable not in os.environ:
-            raise InvalidInput(
-                f"{option} is for the workers of this machine; with --url those of the service run "
-                "the trials.",
-                thing=option,
-                value=value,
-                remedy=f"Start the service or its workers with {option}, or leave --url out.",
-            )
+    return {
+        option: value
+        for option, (value, variable) in given.items()
+        if value and variable not in os.environ
+    }
+
+
+def _refuse_launcher_options(typed: dict[str, str | bool]) -> None:
+    """Raises InvalidInput where there is one; variables stay unused."""
+    for option, value in typed.items():
+        raise InvalidInput(
+            f"{option} is for the workers of this machine; with --url those of the service run "
+            "the trials.",
+            thing=option,
+            value=value,
+            remedy=f"Start the service or its workers with {option}, or leave --url out.",
+        )
+
+
+def given_again(output: Path, typed: dict[str, str | bool]) -> str:
+    """What --resume needs once more, as it is typed: no database knows it."""
+    words = [] if output == BUNDLE_FILE else ["-o", str(output)]
+    for option, value in typed.items():
+        words += [option] if value is True else [option, str(value)]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def _check_here(domain: "Domain", spec: TuningSpec) -> None:
@@ -301,7 +320,8 @@ def _earlier(client: "Client", given: str, domain: "Domain") -> "EarlierTrials":
 
 
 def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) -> None:
-    """Run it here, or follow the service that does. where: the options that name it."""
+    """Run it here, or follow the service that does. where: the options that name it,
+    and what --resume needs besides."""
     from autosync.api.cli.connection import embedded_worker, free_from_dead_worker
     from autosync.api.cli.console import log_to_file
     from autosync.api.cli.progress import compilation_lines, show_progress

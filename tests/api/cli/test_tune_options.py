@@ -99,3 +99,11 @@ def test_batches_of_an_update_are_asked_for(
 ) -> None:
     assert specified(monkeypatch, tmp_path)[1].accumulate == 1
     assert specified(monkeypatch, tmp_path, accumulate=4)[1].accumulate == 4
+
+
+def test_what_a_resumed_tuning_needs_again() -> None:
+    """The database knows neither; best.json is usual."""
+    typed: dict[str, str | bool] = {"--prefix": "ssh {host}", "--share-gpus": True}
+    assert tune_command.given_again(Path("best.json"), {}) == ""
+    words = tune_command.given_again(Path("mine.json"), typed)
+    assert words == " -o mine.json --prefix 'ssh {host}' --share-gpus"
