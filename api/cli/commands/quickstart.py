@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from autosync.api.cli.commands.export import BUNDLE_FILE
 from autosync.api.cli.console import err, out, say
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, database_option
 from autosync.api.cli.output_files import check_writable
 from autosync.errors import InvalidInput
 
@@ -59,7 +59,6 @@ def quickstart(
     from autosync.api.cli.commands.tune import given_again, report, run_tuning
     from autosync.api.cli.connection import connected
     from autosync.api.cli.tuning_report import scale_words
-    from autosync.api.db.database import masked
     from autosync.trials.scales import automatic_scales
 
     check_writable(output)
@@ -82,7 +81,7 @@ def quickstart(
             time_scale=time_scale,
             **TRIALS,
         )
-        where = f" --db {masked(db)}{given_again(output, {})}"
+        where = database_option(db) + given_again(output, {})
         run_tuning(at, tuning, resumed=False, where=where)
         steps.say(3, "done: the ranked strategies")
         report(at.client, tuning.id, output, TOP, json=False)
@@ -90,7 +89,7 @@ def quickstart(
     if stay if stay is not None else sys.stdin.isatty() and err.is_terminal:
         keep_dashboard(port, db)
     else:
-        out.print(f"Dashboard: `autosync serve --db {escape(masked(db))}`")
+        out.print(f"Dashboard: `autosync serve{escape(database_option(db))}`")
 
 
 def keep_dashboard(port: int, db: str) -> None:
@@ -101,7 +100,6 @@ def keep_dashboard(port: int, db: str) -> None:
             quickstart: the tuning need not run again for another port.
     """
     from autosync.api.cli.commands.serve import serve
-    from autosync.api.db.database import masked
 
     try:
         serve(port=port, db=db)
@@ -109,7 +107,7 @@ def keep_dashboard(port: int, db: str) -> None:
         if error.thing == "--port":
             error.remedy = (
                 "The tuning is stored. Its dashboard, at another port: "
-                f"`autosync serve --port PORT --db {masked(db)}`."
+                f"`autosync serve --port PORT{database_option(db)}`."
             )
         raise
 

@@ -30,6 +30,7 @@ from autosync.api.cli.options import (
     SpaceOption,
     StepSeconds,
     WorkerPython,
+    database_option,
     set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable, write_text
@@ -202,7 +203,7 @@ def tune(
         else:
             assert domain is not None  # MODEL and CLUSTER were required
             tuning = _started(at.client, domain, spec, since, place)
-        where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {place}"
+        where = f" --url {url}" if url else database_option(db)
         run_tuning(at, tuning, resume is not None, where + given_again(output, typed))
         report(at.client, tuning.id, output, top, json, memory=url is None)
 
