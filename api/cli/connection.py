@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from autosync.api.cli.console import say, warn
+from autosync.api.cli.console import warn
 from autosync.errors import AutosyncError, NotFound
 
 if TYPE_CHECKING:
@@ -186,20 +186,20 @@ def _work(
             away = True
 
 
-def free_from_dead_worker(at: Connection, tuning_id: str) -> None:
-    """End the lease of a worker of this machine that was killed; says so where another has it.
-    Nothing where a service is asked."""
+def free_from_dead_worker(at: Connection, tuning_id: str) -> str:
+    """End the lease of a worker of this machine that was killed. The name of another that has the
+    tuning; empty where none has, or a service is asked."""
     if (database := at.database) is None:
-        return
+        return ""
     from autosync.api.db.tables import ACTIVE, TuningRow
     from autosync.api.engine.job_queue import Claim, expire
 
     with database.reading() as session:
         tuning = session.get_one(TuningRow, tuning_id)
     if tuning.state not in ACTIVE:
-        return
+        return ""
     host, _, process = (tuning.worker or "").rpartition(":")
     if host == socket.gethostname() and not Path(f"/proc/{process}").exists():
         expire(database, Claim(tuning.id, tuning.fence))
-    else:
-        say(f"[dim]Worker {tuning.worker} has it: following, or going on once it is gone[/]")
+        return ""
+    return tuning.worker or ""

@@ -334,7 +334,9 @@ def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) ->
         leave_when_overdue(stop)
         seen = 0
         if resumed:
-            free_from_dead_worker(at, tuning.id)
+            if worker := free_from_dead_worker(at, tuning.id):
+                words = "has it: following, or going on once it is gone"
+                say(f"[dim]Worker {escape(worker)} {words}[/]")
             for event in at.client.tunings.events(tuning.id, follow=False):
                 seen = event.id  # an earlier run has printed it
             if tuning.state != "finished":

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from autosync.api.cli.main import app
 from autosync.api.db import Database
 from autosync.api.db.document_store import load_domain
 from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
+from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.views.prediction_errors import FEWEST_MEASURED
 from autosync.bundle import Evidence, load_bundle
@@ -211,6 +214,19 @@ def test_what_runs_is_shown_as_far_as_it_is(db: tuple[str, str], sqlite: Databas
     said = run("logs", held.job_id, *db)  # and does not wait for the end
     assert len([line for line in said.splitlines() if " search " in line]) == 6
     assert "cancelling" in run("cancel", held.job_id, *db)
+
+
+@pytest.mark.parametrize(("verb", "ends"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_what_a_killed_worker_had_does_not_wait_for_it(
+    verb: str, ends: str, db: tuple[str, str], sqlite: Database
+) -> None:
+    """No other worker may be there to end it."""
+    tuning_id = enqueue(sqlite, small_request())
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    worker = f"{socket.gethostname()}:{gone.pid}"
+    assert job_queue.claim(sqlite, worker, tuning_id=tuning_id) is not None
+    assert f"is {ends}" in run(verb, tuning_id[:8], *db)
 
 
 def test_where_nothing_is(module_url: str) -> None:
