@@ -2,7 +2,6 @@
 
 import sqlite3
 import threading
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -17,7 +16,7 @@ TRIES = 3
 
 
 def test_a_database_without_space_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not five times a second, until there is space again."""
     tried: list[str] = []
@@ -32,9 +31,9 @@ def test_a_database_without_space_is_said_once(
     monkeypatch.setattr(job_queue, "claim", full)
     monkeypatch.setattr(connection, "warn", said.append)
     monkeypatch.setattr(connection, "POLL_SECONDS", 0.0)
-    with connected(f"sqlite:///{tmp_path}/own.db", None, create=True) as at:
-        with embedded_worker(at, "0" * 32, threading.Event()):
-            until(lambda: len(tried) >= TRIES, "asked again")
+    never = threading.Event()
+    with connected(sqlite_url, None) as at, embedded_worker(at, "0" * 32, never):
+        until(lambda: len(tried) >= TRIES, "asked again")
     (words,) = said
     assert "the disk is full" in words
     assert "UPDATE" not in words
