@@ -174,11 +174,14 @@ def _database(db: str) -> str:
     from autosync.api.db.schema_migration import current_revision, require_schema
 
     parsed = parse_url(db)
-    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-        folder = Path(str(parsed.database)).resolve().parent
-        if not os.access(folder, os.W_OK):
-            raise Absent(f"{folder} cannot be written", "Name another file: --db sqlite:///FILE.")
-        return f"{masked(db)}: made by the first `autosync tune` or `autosync serve`"
+    if parsed.get_backend_name() == "sqlite":
+        file = Path(str(parsed.database)).resolve()
+        for place in (file.parent, file):
+            if place.exists() and not os.access(place, os.W_OK):
+                remedy = "Name another file: --db sqlite:///FILE."
+                raise Absent(f"{place} cannot be written", remedy)
+        if not file.exists():
+            return f"{masked(db)}: made by the first `autosync tune` or `autosync serve`"
     database = connect(db)
     try:
         with database.engine.connect() as connection:

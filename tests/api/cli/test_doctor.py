@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from autosync.api.cli.commands.doctor import Absent, _database
 from autosync.api.cli.main import app
+from autosync.api.db.schema_migration import migrate
 from tests.api.cli.command import ROOT, autosync
 
 
@@ -35,6 +39,21 @@ def test_a_database_of_an_older_schema_is_to_be_upgraded(tmp_path: Path) -> None
     assert found["verdict"] == "broken"
     assert "schema revision 0014" in found["found"]
     assert "autosync db upgrade" in found["remedy"]
+
+
+@pytest.mark.parametrize("denied", ["autosync.db", ""], ids=["file", "folder"])
+def test_a_database_that_another_user_made_does_not_work(
+    denied: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it works, as after a first run as root; a tuning would be refused."""
+    place, url = tmp_path / denied, f"sqlite:///{tmp_path}/autosync.db"
+    migrate(url)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != place and access(path, mode))
+    with pytest.raises(Absent) as absent:
+        _database(url)
+    assert str(absent.value) == f"{place} cannot be written"
+    assert "--db" in absent.value.remedy
 
 
 def test_the_version() -> None:
