@@ -148,13 +148,12 @@ def tune(
 
     def check() -> Space:
         check_tunable(model, given_optimizers(optimizer), others, max_grad_norm, options)
-        if dist.get_rank() == 0:
-            check_folders(save=save, trials=trials)
         asked = space_named(space) if isinstance(space, str) else space or Space()
         if dist.get_rank() == 0:
+            check_folders(save=save, trials=trials)
             check_in_running_job(asked)
-        if asked.only == "fsdp2" and save is None and dist.get_rank() == 0:
-            check_untrained(given_optimizers(optimizer))
+            if asked.only == "fsdp2" and save is None:
+                check_untrained(given_optimizers(optimizer))
         return asked
 
     patience = patience_of(minutes)

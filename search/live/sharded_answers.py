@@ -12,7 +12,7 @@ from autosync.errors import InvalidInput
 from autosync.runtime.updates.optimizers import has_begun
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.memory.peak_memory import device_memory_bytes
-from autosync.strategy_description import describe
+from autosync.strategy_description import describe, script_lines
 
 
 def check_untrained(optimizers: Sequence[Optimizer]) -> None:
@@ -58,11 +58,10 @@ def why_next_run(answer: Bundle, save: str | Path | None) -> str:
     elif evidence.step_seconds:  # else it is what the others are compared with
         measured.append("torch's DDP ran out of memory")
     words = f" ({', '.join(measured)})" if measured else ""
-    lossy = ", allow_lossy=True" if any(each.encoding for each in answer.plan.messages) else ""
+    line = script_lines(answer.strategy, str(save))[1]
     return (
         f"the answer is {describe(answer.strategy)}{words}. A job that has begun to train "
         "cannot take on a sharding, so it goes on under torch's DDP. Save a checkpoint by "
-        "autosync.TrainingState; in the next run call "
-        f"autosync.distribute(model, optimizer, {str(save)!r}{lossy}) before the first step, and "
-        "load the checkpoint behind it, by autosync.TrainingState again."
+        f"autosync.TrainingState; in the next run say `{line}` before the first step, and load the "
+        "checkpoint behind it, by autosync.TrainingState again."
     )

@@ -173,7 +173,7 @@ def test_a_job_that_has_begun_goes_on_under_ddp_and_says_what_to_do(
         assert "the answer is torch's FSDP2" in rank["warned"]
         assert "torch's DDP ran out of memory" in rank["warned"]
         assert "autosync.TrainingState" in rank["warned"]
-        assert f"autosync.distribute(model, optimizer, '{save}')" in rank["warned"]
+        assert f'autosync.distribute(model, optimizer, "{save}")' in rank["warned"]
     assert load_bundle(save).plan.sharding is not None
 
 
@@ -243,7 +243,7 @@ def test_the_call_that_a_job_is_told_takes_a_lossy_answer() -> None:
     assert strategy.engine is not None
     lossy = sharded_by(domain, strategy.engine, Encoding("bf16"))
     told = why_next_run(make_bundle(lossy, domain), "best.json")
-    assert "(model, optimizer, 'best.json', allow_lossy=True)" in told
+    assert '(model, optimizer, "best.json", allow_lossy=True)' in told
     assert "allow_lossy" not in why_next_run(make_bundle(strategy, domain), "best.json")
 
 
