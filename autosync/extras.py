@@ -28,12 +28,15 @@ def failed_import(error: ImportError) -> NotSupported | None:
     no extra installs."""
     package = (error.name or "").partition(".")[0]
     importer = _importer(error)
-    if not package:  # as numba refuses a NumPy that is newer than it knows
+    if not package or (find_spec(package) is None and not isinstance(error, ModuleNotFoundError)):
+        # as numba refuses a newer NumPy; or a shared library that compiled code needs is not found,
+        # where `name` is the last part of the module's
         named, found = _distribution(importer)
         if importer == "autosync" or found == UNKNOWN:
             return None
+        reason = str(error).rstrip(". \n")
         return NotSupported(
-            f"{named} {found} does not run here: {error}",
+            f"{named} {found} does not run here: {reason}.",
             thing=importer,
             value=found,
             remedy=f"pip check names what does not fit; pip install --upgrade {named}",

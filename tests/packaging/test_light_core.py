@@ -180,10 +180,15 @@ def test_an_installed_package_that_does_not_fit_is_named_with_its_version() -> N
     assert "pip install --upgrade rich" in refusal.remedy
 
 
-def test_a_package_that_refuses_another_at_its_import_is_named_and_is_no_defect() -> None:
-    """As numba does a newer NumPy: that ImportError names no module."""
+@pytest.mark.parametrize("name", [None, "_dynfunc"])
+def test_a_package_that_does_not_run_here_is_named_with_the_reason(name: str | None) -> None:
+    """numba refuses a newer NumPy without a module's name; the loader of shared libraries names the
+    last part of the name of the module that needs one."""
     with pytest.raises(ImportError) as caught:
-        exec("raise ImportError('Numba needs NumPy 2.5 or less.')", {"__name__": "numba"})
+        exec(
+            f"raise ImportError('Numba needs NumPy 2.5 or less.', name={name!r})",
+            {"__name__": "numba"},
+        )
     refusal = failed_import(caught.value)
     assert refusal is not None
     told = f"numba {version('numba')} does not run here: Numba needs NumPy 2.5 or less."
