@@ -179,6 +179,7 @@ def script_lines(strategy: Strategy, file: str) -> list[str]:
     """How a training script applies a bundle of the strategy. file: which holds the bundle."""
     shards = (shard for choice in strategy.choices for shard in choice.shards)
     loses = any(getattr(shard, "encoding", EXACT) != EXACT for shard in shards)
+    loses |= strategy.engine is not None and strategy.engine.param_dtype != ""
     options = ", allow_lossy=True" if loses else ""
     options += ", allow_inexact=True" if iterations_in_flight(strategy.extensions) else ""
     call = f'autosync.distribute(model, optimizer, "{file}"{options})'

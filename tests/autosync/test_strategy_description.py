@@ -115,6 +115,9 @@ def test_a_script_is_told_all_that_a_bundle_needs() -> None:
     packed = replace(owned.choices[0], shards=(shard,) * len(owned.choices[0].shards))
     lossy = script_lines(replace(owned, choices=(packed, *owned.choices[1:])), "best.json")
     assert lossy[1].endswith('"best.json", allow_lossy=True)')
+    computed = FullyShard(("layers.0",), 4, param_dtype="bf16")
+    halves = script_lines(sharded_by(domain_of(layered_graph()), computed), "best.json")
+    assert halves[1].endswith('"best.json", allow_lossy=True)')
 
 
 def test_placements_are_described() -> None:
