@@ -63,6 +63,8 @@ def why_not(framework: FrameworkName, strategy: Strategy) -> str:
 def test_autosync_itself_runs_all() -> None:
     for builder in (known_designs.dear, known_designs.ps_one_server, known_designs.ddp):
         assert "autosync.distribute" in exported("autosync", builder(DOMAIN)).snippet
+    lossy = exported("autosync", grouped(*range(6), encoding=Encoding("bf16")))
+    assert "allow_lossy=True" in lossy.snippet
 
 
 def test_ddp_itself_is_ddp() -> None:
