@@ -189,7 +189,8 @@ def _ray_device(node: Mapping[str, Any]) -> str | None:
     """Of a resource such as `accelerator_type:A100`; None where Ray states none. A name of no known
     type stays, for `cluster_of_hosts` to refuse where no option states another."""
     prefix = "accelerator_type:"
-    named = [key.removeprefix(prefix) for key in node["Resources"] if key.startswith(prefix)]
+    keys: list[str] = list(node["Resources"])
+    named = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     if not named:
         return None
     try:
