@@ -14,7 +14,7 @@ help: ## list the targets
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "$(PYTHON) is not here. Install Python 3.11, or name one: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing AutoSync and its dependencies into .venv (once; torch is the largest)"

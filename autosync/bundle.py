@@ -142,7 +142,8 @@ def load_bundle(path: str | Path) -> Bundle:
             f"cannot read the bundle {str(path)!r}: {error.strerror}.",
             thing="bundle",
             value=str(path),
-            remedy="Write one with `autosync tune` or `autosync export`.",
+            remedy="Write one with `autosync tune` or `autosync export`, or in a job with "
+            "`autosync.tune(save=...)`, which writes it on rank 0's host alone.",
         ) from None
     return read_bundle(text, source=str(path))
 

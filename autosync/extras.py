@@ -19,14 +19,29 @@ OF_SERVICE = (
 )
 EXTRA_OF = dict.fromkeys(OF_TUNE, "tune") | dict.fromkeys(OF_SERVICE, "service")
 """The extra that installs each top-level module outside the core."""
+UNKNOWN = "(version unknown)"
 
 
 def failed_import(error: ImportError) -> NotSupported | None:
-    """The error for a package that is not installed, or does not fit the package that imports it.
-    None if AutoSync itself is at fault: one of its own modules, or one that no extra installs."""
+    """The error for a package that is not installed, does not fit the package that imports it, or
+    refuses to be imported. None if AutoSync itself is at fault: one of its own modules, or one that
+    no extra installs."""
     package = (error.name or "").partition(".")[0]
     importer = _importer(error)
-    if not package or package == "autosync" or package in sys.stdlib_module_names:
+    if not package or (find_spec(package) is None and not isinstance(error, ModuleNotFoundError)):
+        # as numba refuses a newer NumPy; or a shared library that compiled code needs is not found,
+        # where `name` is the last part of the module's
+        named, found = _distribution(importer)
+        if importer == "autosync" or found == UNKNOWN:
+            return None
+        reason = str(error).rstrip(". \n")
+        return NotSupported(
+            f"{named} {found} does not run here: {reason}.",
+            thing=importer,
+            value=found,
+            remedy=f"pip check names what does not fit; pip install --upgrade {named}",
+        )
+    if package == "autosync" or package in sys.stdlib_module_names:
         return None
     if find_spec(package) is not None:
         named, found = _distribution(package)
@@ -58,7 +73,8 @@ def _importer(error: ImportError) -> str:
     """The top-level package whose module ran the failed import statement."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     packages = [module.partition(".")[0] for module in modules]
-    return next((name for name in reversed(packages) if name != "importlib"), "autosync")
+    others = (name for name in reversed(packages) if name not in ("", "importlib"))
+    return next(others, "autosync")
 
 
 def _distribution(package: str) -> tuple[str, str]:
@@ -70,7 +86,7 @@ def _distribution(package: str) -> tuple[str, str]:
     try:
         return named, version(named)
     except PackageNotFoundError:
-        return named, "(version unknown)"
+        return named, UNKNOWN
 
 
 @contextmanager

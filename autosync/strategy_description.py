@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from autosync.domain import Domain
-from autosync.extensions.registry import verification_of
+from autosync.extensions.registry import iterations_in_flight, verification_of
 from autosync.graph import ITEM_BYTES, Variable
 from autosync.strategy import (
     EXACT,
@@ -173,6 +173,21 @@ def _cuts(choices: Iterable[VariableChoice]) -> list[str]:
     shards = sum(len(choice.shards) for choice in cut)
     subject = f"{len(cut)} variables" if len(cut) > NAMED else " and ".join(c.variable for c in cut)
     return [f"{subject} cut into {shards} shards"]
+
+
+def script_lines(strategy: Strategy, file: str) -> list[str]:
+    """How a training script applies a bundle of the strategy. file: which holds the bundle."""
+    shards = (shard for choice in strategy.choices for shard in choice.shards)
+    loses = any(getattr(shard, "encoding", EXACT) != EXACT for shard in shards)
+    loses |= strategy.engine is not None and strategy.engine.param_dtype != ""
+    options = ", allow_lossy=True" if loses else ""
+    options += ", allow_inexact=True" if iterations_in_flight(strategy.extensions) else ""
+    call = f'autosync.distribute(model, optimizer, "{file}"{options})'
+    lines = ["import autosync", f"model, optimizer = {call}"]
+    if batch_shares(strategy):
+        lines.append(f'sampler = autosync.ShareSampler(data, global_batch, "{file}")')
+        lines.append("loader = DataLoader(data, sampler.batch_size, sampler=sampler)")
+    return lines
 
 
 def batch_shares(strategy: Strategy) -> str:

@@ -132,6 +132,19 @@ def space_named(name: str) -> Space:
     )
 
 
+def check_in_running_job(space: Space) -> None:
+    """Raises InvalidInput where a space allows what a running job cannot try: its ranks run the
+    script's own steps."""
+    if space.uneven_shares:
+        why = "is true, and each rank of a running job takes batches of its own size in every trial"
+        remedy = "Leave it out, or tune in the service, whose replays compute each rank's share."
+        raise _refused("uneven_shares", True, why, remedy)
+    if space.may_lag:
+        why = f"is {list(space.staleness)}, and trials in a running job are synchronous"
+        remedy = "Leave it out, or tune in the service, whose replays run late updates."
+        raise _refused("staleness", space.staleness, why, remedy)
+
+
 SPACES: dict[SpaceName, Space] = {
     "fsdp2": Space(only="fsdp2"),
     "buckets": Space(**dict.fromkeys(NO_CHOICE, False), only="buckets"),  # type: ignore[arg-type]  # switches

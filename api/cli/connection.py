@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from autosync.api.cli.console import say, warn
+from autosync.api.cli.console import warn
 from autosync.errors import AutosyncError, NotFound
 
 if TYPE_CHECKING:
@@ -150,7 +150,6 @@ def embedded_worker(at: Connection, tuning_id: str, stop: threading.Event) -> It
     if at.database is None:
         yield
         return
-    _free_from_dead_worker(at.database, tuning_id)
     done = threading.Event()
     thread = threading.Thread(
         target=_work, args=(at.database, tuning_id, stop, done), name="worker", daemon=True
@@ -168,29 +167,39 @@ def _work(
 ) -> None:
     from sqlalchemy.exc import OperationalError
 
+    from autosync.api.db.database import database_trouble
     from autosync.api.engine.job_queue import claim
     from autosync.api.engine.queue_worker import run_claim, this_worker
     from autosync.api.engine.work_queue import DatabaseQueue
 
+    away = False
     while not stop.is_set() and not done.wait(POLL_SECONDS):
         try:
             if held := claim(database, this_worker(), tuning_id=tuning_id):
                 run_claim(DatabaseQueue(database), held, stop)
+            away = False
         except OperationalError as error:  # the database is away: the claim ends by its lease
-            warn(f"database: {escape(str(error))}")
+            if not away:
+                trouble = database_trouble(error)
+                message = trouble.message if trouble else f"database: {error}"
+                warn(f"{escape(message)} It is asked again; Ctrl-C stops.")
+            away = True
 
 
-def _free_from_dead_worker(database: "Database", tuning_id: str) -> None:
-    """End the lease of a worker of this machine that was killed; says so where another has it."""
+def free_from_dead_worker(at: Connection, tuning_id: str) -> str:
+    """End the lease of a worker of this machine that was killed. The name of another that has the
+    tuning; empty where none has, or a service is asked."""
+    if (database := at.database) is None:
+        return ""
     from autosync.api.db.tables import ACTIVE, TuningRow
     from autosync.api.engine.job_queue import Claim, expire
 
     with database.reading() as session:
         tuning = session.get_one(TuningRow, tuning_id)
     if tuning.state not in ACTIVE:
-        return
+        return ""
     host, _, process = (tuning.worker or "").rpartition(":")
     if host == socket.gethostname() and not Path(f"/proc/{process}").exists():
         expire(database, Claim(tuning.id, tuning.fence))
-    else:
-        say(f"[dim]Worker {tuning.worker} has it: following, or going on once it is gone[/]")
+        return ""
+    return tuning.worker or ""

@@ -95,6 +95,7 @@ def log_to_file(kind: str) -> Path:
     path = log_path(kind)
     handler = logging.FileHandler(path, delay=True, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.raiseExceptions = False  # on a full disk: each record would print a traceback
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)

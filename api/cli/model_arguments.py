@@ -208,9 +208,14 @@ def _graph_file(path: Path, batch_size: int | None) -> "ModelGraph":
 
 
 def _import_target(target: str, batch_size: int | None, choice: RecordingChoice) -> "ModelGraph":
+    found = _loaded_target(target, batch_size, allocate=choice.values)
+    return _target_graph(found, target.partition(":")[2], choice)
+
+
+def _loaded_target(target: str, batch_size: int | None, *, allocate: bool) -> "ModelTarget":
     from autosync.importing import load_target
 
-    found = load_target(target, allocate=choice.values)
+    found = load_target(target, allocate=allocate)
     if batch_size is not None and batch_size != found.batch_size:
         raise InvalidInput(
             f"{target} makes inputs of batch size {found.batch_size}, but --batch is {batch_size}.",
@@ -218,7 +223,7 @@ def _import_target(target: str, batch_size: int | None, choice: RecordingChoice)
             value=batch_size,
             remedy="Let the function make inputs of that batch size.",
         )
-    return _target_graph(found, target.partition(":")[2], choice)
+    return found
 
 
 def _target_graph(found: "ModelTarget", name: str, choice: RecordingChoice) -> "ModelGraph":
@@ -280,7 +285,6 @@ def load_module(
     model: str, batch_size: int | None
 ) -> "tuple[nn.Module, Inputs | Examples, Loss | None, int]":
     """The module itself with real weights, its inputs, loss and batch size, for measuring."""
-    from autosync.importing import load_target
     from autosync.models import BUNDLED, is_bundled, spec_of
 
     _check_no_path(model)
@@ -288,7 +292,7 @@ def load_module(
         found = (
             load_foreign_module(model, batch_size, None, allocate=True)
             if is_foreign_module(model)
-            else load_target(model, allocate=True)
+            else _loaded_target(model, batch_size, allocate=True)
         )
         return found.module, found.example_inputs, found.loss, found.batch_size
     if is_bundled(model):

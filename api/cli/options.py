@@ -1,6 +1,7 @@
 """Arguments and options that several commands share."""
 
 import os
+import shlex
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from autosync.environment import (
     SHARE_GPUS_VARIABLE,
 )
 from autosync.optimizers import OptimizerName
+from autosync.profiling import EFFICIENCY
 from autosync.search.space import SPACES_IN_WORDS, SpaceName
 from autosync.trials import request_names
 
@@ -79,7 +81,8 @@ DeviceType = Annotated[
 Efficiency = Annotated[
     float | None,
     typer.Option(
-        help="Share of the device's peak that an estimate assumes.", show_default="by device type"
+        help="Share of the device's peak that an estimate assumes.",
+        show_default=f"{EFFICIENCY:g}",
     ),
 ]
 StepSeconds = Annotated[
@@ -231,3 +234,13 @@ def set_up_launchers(
 
 
 DEFAULT_DATABASE = "sqlite:///autosync.db"
+
+
+def database_option(db: str) -> str:
+    """Names it as a further command needs it, with a space before; empty where that takes it by
+    itself. A URL in the environment may have a password, which is not printed."""
+    if db == (os.environ.get(DATABASE_URL_VARIABLE) or DEFAULT_DATABASE):
+        return ""
+    from autosync.api.db.database import masked
+
+    return f" --db {shlex.quote(masked(db))}"

@@ -1,4 +1,4 @@
-"""What a tuning found: the ranked table, the bundle, and the two lines that apply it.
+"""What a tuning found: the ranked table, the bundle, and the lines that apply it.
 
 Reads the service's own schemas, so that the embedded command and a client of the service print
 the same.
@@ -231,14 +231,17 @@ def _print_verdict(tuning: "Tuning") -> None:
         warn(f"[bold]{NOT_SETTLED.label}[/]: {NOT_SETTLED.reason}")
 
 
-def print_two_lines(path: Path) -> None:
-    """The bundle that was written, and how a training script applies it."""
-    out.print(f"\nBundle: [bold]{escape(str(path))}[/]. Two lines apply it, under torchrun:\n")
-    out.print("    [cyan]import autosync[/]")
-    out.print(
-        f"    [cyan]model, optimizer = autosync.distribute(model, optimizer, "
-        f'"{escape(str(path))}")[/]\n'
-    )
+def print_script_lines(path: Path, text: str) -> None:
+    """The bundle that was written, and how a training script applies it. text: of the bundle."""
+    from autosync.bundle import read_bundle
+    from autosync.strategy_description import script_lines
+
+    lines = script_lines(read_bundle(text, str(path)).strategy, str(path))
+    count = "Two" if len(lines) == 2 else "These"
+    out.print(f"\nBundle: [bold]{escape(str(path))}[/]. {count} lines apply it, under torchrun:\n")
+    for line in lines:
+        out.print(f"    [cyan]{escape(line)}[/]")
+    out.print()
 
 
 def curve_of(client: "Client", tuning: "Tuning") -> "BucketCurve | None":

@@ -84,7 +84,7 @@ class ServiceQueue:
         return None if found is None else Claim(found.tuning_id, found.fence)
 
     def renew(self, held: Claim, lease_seconds: float) -> bool:
-        body = {"lease_seconds": lease_seconds}
+        body = {"version": own_version(), "lease_seconds": lease_seconds}
         return self._reason("POST", _path(held, "/renewal"), json=body) is None
 
     def reason_to_end(self, held: Claim) -> EndReason | None:

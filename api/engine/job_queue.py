@@ -74,12 +74,13 @@ def claim(
     now = now_seconds()
     expired = and_(JobRow.state.in_(ACTIVE), JobRow.lease_until < now)
     named = JobRow.id == tuning_id if tuning_id is not None else true()
+    ending = JobRow.state == "cancelling"  # which needs nothing of who ends it
     served_at = func.coalesce(ClientRow.served_at, 0.0)
     next_due = (
         select(JobRow.id)
         .outerjoin(ClientRow, ClientRow.name == JobRow.client)
         .where(JobRow.kind == kind, or_(JobRow.state == "queued", expired), named)
-        .where(_hosts_are_free(), true() if can is None else _runs(can))
+        .where(_hosts_are_free(), true() if can is None else or_(ending, _runs(can)))
         .order_by(served_at, JobRow.created_at, JobRow.id)
         .limit(1)
         .with_for_update(skip_locked=True, of=JobRow)

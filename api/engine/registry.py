@@ -102,8 +102,9 @@ def check_launcher(name: str) -> None:
             f"the launcher {name!r} is not set up here.",
             thing="launcher",
             value=name,
-            remedy="Start what runs the trials (`autosync tune`, `probe`, `worker` or `serve`) "
-            f"with {option}, or set {variable} for it.",
+            remedy="Start what runs the trials (`autosync tune`, `probe` or `worker`) with "
+            f"{option}, or set {variable} for it. A service offers the launcher only if "
+            "`autosync serve` has it, too, wherever its workers run.",
         )
 
 

@@ -322,6 +322,11 @@ def _row(session: Session, name: str, *parts: ExecutableOption, lock: bool = Fal
     if row is not None:
         return row
     refuse_retired(name)
-    known = (*SIMULATORS, *(each.name for each in list_simulators(session)))
-    message = f"there is no trained simulator {name[:40]!r}."
-    raise not_found("simulator", name[:40], f"There are: {', '.join(known)}.", message)
+    there = [each.name for each in list_simulators(session)]
+    if name in SIMULATORS:
+        message = f"{name!r} is no stored simulator: it comes with AutoSync."
+        remedy = f"Stored are: {', '.join(there) or 'none'}."
+    else:
+        message = f"there is no trained simulator {name[:40]!r}."
+        remedy = f"There are: {', '.join((*SIMULATORS, *there))}."
+    raise not_found("simulator", name[:40], remedy, message)

@@ -61,7 +61,10 @@ def resume(database: Database, tuning_id: str, limits: ServiceLimits = UNLIMITED
         if before == "finished":
             raise _impossible(tuning, "resumed", "Start another one.")
         if before == "cancelling":
-            raise _impossible(tuning, "resumed", "Resume it once it is cancelled.")
+            if job_queue.is_held(tuning, session.scalars(select(now_seconds())).one()):
+                raise _impossible(tuning, "resumed", "Resume it once it is cancelled.")
+            before = "cancelled"  # its worker is gone, and there may be none to end it
+            tuning.lease_until, tuning.worker = None, None
         if before in ("queued", "running"):
             return before
         add_event(session, tuning_id, TuningEvent("waiting", GOES_ON))

@@ -28,7 +28,7 @@ from autosync.api.http.answer_process import (
     Setup,
     too_much_memory,
 )
-from autosync.environment import allowed_environment
+from autosync.environment import PREFIX_VARIABLE, RAY_ADDRESS_VARIABLE, allowed_environment
 from autosync.errors import InvalidInput
 from autosync.units import MIB
 
@@ -50,6 +50,9 @@ WALL_SECONDS_PER_CPU_SECOND = 3.0
 IDLE_SECONDS = 120.0
 """After so long without a request a process ends."""
 CHILD = "from autosync.api.http.answer_process import main; main()"
+SERVICE_VARIABLES = (PREFIX_VARIABLE, RAY_ADDRESS_VARIABLE, "PG*")
+"""What a process has besides what trials have: which launchers the service offers, and how it
+reaches the database."""
 CLIENT_LEFT = 499
 """Of the answer that nobody reads; only the log and the metrics see it."""
 OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
@@ -295,7 +298,7 @@ class _Process:
     def _begin(self) -> None:
         self._connection, theirs = Pipe()
         number = str(theirs.fileno())
-        environment = allowed_environment(("PG*",)) | {"OPENBLAS_NUM_THREADS": "1"}
+        environment = allowed_environment(SERVICE_VARIABLES) | {"OPENBLAS_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", CHILD, number, str(os.getpid())],

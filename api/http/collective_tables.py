@@ -10,6 +10,7 @@ from autosync.api.views.schemas import CollectiveRow, CollectiveTable, MeasuredC
 from autosync.cluster import Cluster
 from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.cluster.collective_curve import CollectiveCurve, bus_share
+from autosync.errors import NotSupported
 from autosync.interop.nccl_tests import Sweep, merged_curves
 
 
@@ -85,7 +86,8 @@ def _warnings(cluster: Cluster, asked: CollectivesSpec) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Calibrated:
     """cluster: with the curves of logs in place of its own of the same collectives. curves: those
-    of the logs. warnings: of logs and cluster that disagree."""
+    of the logs. warnings: of logs and cluster that disagree, and of costs that count in their
+    place."""
 
     cluster: Cluster
     curves: list[MeasuredCurve]
@@ -94,15 +96,32 @@ class Calibrated:
 
 def calibrated(cluster: Cluster, sweeps: Sequence[Sweep]) -> Calibrated:
     """The cluster with what logs of nccl-tests measured; of a version of NCCL that it does not
-    state it takes the logs', where they agree."""
+    state it takes the logs', where they agree.
+
+    Raises:
+        NotSupported: the cluster is not on NCCL.
+    """
+    if cluster.backend != "nccl":
+        raise NotSupported(
+            f"cluster {cluster.name!r} is on {cluster.backend}, and nccl-tests measure NCCL.",
+            thing="backend",
+            value=cluster.backend,
+            remedy="State `backend: nccl` in the cluster file, or measure gloo's messages with "
+            "`autosync probe`.",
+        )
     found = merged_curves(sweeps)
     measured = {curve.measured for curve in found}
     kept = tuple(curve for curve in cluster.curves if curve.measured not in measured)
     logged = {sweep.nccl_version for sweep in sweeps if sweep.nccl_version}
     stated, warnings = cluster.nccl_version, []
-    if stated and logged - {stated}:
+    if stated and any(not f"{each}.".startswith(f"{stated}.") for each in logged):
         names = ", ".join(sorted(logged))
         warnings.append(f"the logs are of NCCL {names}, the cluster file says {stated}.")
+    if any(cost.kind != "engine" for cost in cluster.costs):
+        warnings.append(
+            "jobs are predicted by the `costs` of messages that the cluster file states, not by "
+            "these curves: without `costs` the curves count."
+        )
     version = stated or (next(iter(logged)) if len(logged) == 1 else "")
     joined = replace(cluster, curves=(*kept, *found), nccl_version=version)
     return Calibrated(joined, list(_measured(cluster, found)), warnings)
@@ -122,18 +141,22 @@ def _measured(cluster: Cluster, curves: Iterable[CollectiveCurve]) -> Iterable[M
 
 
 def _does_not_count(cluster: Cluster, curve: CollectiveCurve) -> str:
-    """Why a curve does not stand for the cluster as it is; empty where it does."""
-    hosts = _hosts(cluster)
-    if (curve.ranks, curve.nodes) == (cluster.world_size, hosts):
+    """Why a curve does not stand for the cluster as it is; empty where it does. Predictions take
+    every node to be as full as the fullest."""
+    from autosync.simulator.topology import topology_of
+
+    team = topology_of(cluster)
+    if (curve.ranks, curve.nodes) == (team.ranks, team.nodes):
         return ""
-    per_node = curve.ranks * hosts == cluster.world_size * curve.nodes
-    carried = per_node and (curve.nodes > 1) == (hosts > 1)
+    per_node = curve.ranks * team.nodes == team.ranks * curve.nodes
+    carried = per_node and (curve.nodes > 1) == (team.nodes > 1)
     counts = (
         "whose predictions the curve moves and does not replace."
         if carried
         else "for which the curve does not count."
     )
-    return f"{curve}: the cluster has {cluster.world_size} ranks on {hosts} nodes, {counts}"
+    has = "has" if team.ranks == cluster.world_size else "is predicted as one of"
+    return f"{curve}: the cluster {has} {team.ranks} ranks on {team.nodes} nodes, {counts}"
 
 
 def _hosts(cluster: Cluster) -> int:

@@ -13,6 +13,7 @@ from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.domain import Domain
 from autosync.simulator.scaling import ScalePoint, knee_of
 from autosync.simulator.simulator_contract import Simulator
+from autosync.units import counted
 
 
 def scaled_job(session: Session, body: ScaleSpec) -> ScaledJob:
@@ -39,12 +40,15 @@ def _point(
 ) -> tuple[ScalePoint, list[str]]:
     """With what must be known of the prediction, a sentence each."""
     workers = [node for node in own.cluster.nodes if node.ranks]
-    computing = own.compute_seconds * own.accumulate + own.profile.update_seconds
+    update, batches = own.profile.update_seconds, own.accumulate
     if nodes == 1 and workers[0].ranks == 1:  # no cluster: nothing is synchronized
+        factor = own.profile.factor_on(workers[0].devices[0])
+        computing = factor * own.profile.compute_seconds * batches + update
         price = workers[0].usd_per_hour or None
-        rate = own.accumulate * own.batch_size / computing
+        rate = batches * own.batch_size / computing
         return ScalePoint(1, 1, computing, computing, computing, rate, 1.0, "compute", price), []
     alone = replace(own, cluster=cluster_of_nodes(own.cluster, nodes))
+    computing = alone.compute_seconds * batches + update
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))
     asked = strategies_to_predict(calibration.domain, [body.strategy])
     (found,) = answer_all(calibration, asked, None, predictor)
@@ -59,4 +63,10 @@ def _point(
         binding=found.binding,
         usd_per_hour=alone.cluster.usd_per_hour,
     )
-    return point, found.warnings
+    if found.fits:
+        return point, found.warnings
+    short = (
+        f"{found.strategy} does not fit on {counted(nodes, 'node')}: a rank needs up to "
+        f"{found.predicted_peak_bytes / 1e9:.2f} GB, and not all devices have enough (predicted)"
+    )
+    return point, [*found.warnings, short]

@@ -57,6 +57,7 @@ def store_calibrated(
     Raises:
         NotFound: no such cluster. InvalidInput: the log is none, disagrees with itself, or does not
             say what is not stated; or it is larger than the operator allows.
+        NotSupported: the cluster is not on NCCL.
     """
     check_size("cluster", log, limits)
     with database.reading() as session:

@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.db.document_store import load_domain, load_strategies
 from autosync.api.db.lookup import found, stored
-from autosync.api.db.tables import DomainRow, OutcomeRow, StrategyRow, TuningRow
+from autosync.api.db.tables import FINAL, DomainRow, OutcomeRow, StrategyRow, TuningRow
 from autosync.api.engine.database_store import (
     proposal_of,
     read_proposals,
@@ -77,11 +77,15 @@ def measured_document(session: Session, tuning_id: str) -> str:
 def _answer(session: Session, tuning: TuningRow, thing: str) -> OutcomeRow:
     outcome = session.get(OutcomeRow, tuning.id)
     if outcome is None:
+        goes_on = "Wait until it has finished"
+        if tuning.state in FINAL:
+            goes_on = f"Let it go on with `autosync tune --resume {tuning.id[:8]}`"
         raise NotSupported(
             f"tuning {tuning.id} is {tuning.state} and has no confirmed answer.",
             thing=thing,
             value=tuning.state,
-            remedy="Wait until it has finished, or ask for one of its strategies (?strategy=ID).",
+            remedy=f"{goes_on}, or ask for one of its strategies (`autosync export {tuning.id[:8]} "
+            "--strategy ID`, or ?strategy=ID).",
         )
     return outcome
 

@@ -276,7 +276,8 @@ class ScaledPoint(PredictedInterval):
 
 class ScaledJob(BaseModel):
     """points: the fewest nodes first. knee_nodes: beyond which a further node brings less than half
-    of what the first brought; null where none does. warnings: why intervals are wide."""
+    of what the first brought; null where none does. warnings: why intervals are wide, and on how
+    many nodes the strategy does not fit."""
 
     points: list[ScaledPoint]
     knee_nodes: int | None

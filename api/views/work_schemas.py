@@ -44,6 +44,9 @@ class ClaimingWorker(LivingWorker):
 
 
 class Renewal(WorkBody):
+    """version: of the worker's autosync: the service may have become another one meanwhile."""
+
+    version: str = Field(max_length=80)
     lease_seconds: LeaseSeconds
 
 

@@ -43,7 +43,9 @@ def cluster_of_nodes(cluster: Cluster, count: int) -> Cluster:
     links = tuple(link for link in cluster.links if set(link.nodes) <= kept)
     taken = {node.address for node in cluster.nodes}
     more = tuple(_further(workers[0], place, taken) for place in range(len(workers), count))
-    return replace(cluster, nodes=(*workers[:count], *more, *servers), links=links)
+    nodes = (*workers[:count], *more, *servers)
+    day = cluster.priced_on if any(node.usd_per_hour for node in nodes) else ""
+    return replace(cluster, nodes=nodes, links=links, priced_on=day)
 
 
 def _further(node: Node, place: int, taken: set[str]) -> Node:

@@ -26,6 +26,8 @@ MERGING = {
     "none": "Send several gradients in one message.",
 }
 """How messages are merged, by the model's wrapping."""
+BY_DISTRIBUTE = "Where autosync.distribute has made it, that belongs into its ddp_options."
+"""In place of a plan, `distribute` looks for unused parameters unless its options say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def _of_ddp(breakdown: Breakdown, facts: Sequence[JobFacts], passes: int) -> Ite
             "find_unused_parameters",
             "find_unused_parameters=True, and every iteration used all parameters: DDP walks the "
             "graph and reduces a map of used parameters for nothing.",
-            "Leave find_unused_parameters out; where the graph never changes, static_graph=True.",
+            "Give DistributedDataParallel find_unused_parameters=False, or, where the graph never "
+            f"changes, static_graph=True. {BY_DISTRIBUTE}",
         )
     if not ddp.gradient_as_bucket_view:
         size = bytes_in_words(facts[0].gradient_bytes)
@@ -124,7 +127,7 @@ def _of_ddp(breakdown: Breakdown, facts: Sequence[JobFacts], passes: int) -> Ite
             "gradient_as_bucket_view",
             f"gradient_as_bucket_view is off: {size} of gradients are held twice and copied out of "
             "their buckets in every iteration.",
-            "Give DistributedDataParallel gradient_as_bucket_view=True.",
+            f"Give DistributedDataParallel gradient_as_bucket_view=True. {BY_DISTRIBUTE}",
         )
 
 

@@ -19,23 +19,21 @@ from autosync.exports.settings import FrameworkName, FrameworkSettings, refuse_e
 from autosync.exports.torchtitan import torchtitan_settings
 from autosync.nccl_knobs import NcclKnobs, environment_of
 from autosync.strategy import Strategy
-
-TWO_LINES = """import autosync
-model, optimizer = autosync.distribute(model, optimizer, "best.json")
-"""
+from autosync.strategy_description import script_lines
 
 
-def two_lines(strategy: Strategy, domain: Domain) -> FrameworkSettings:
+def own_lines(strategy: Strategy, domain: Domain) -> FrameworkSettings:
     """AutoSync itself, which runs every strategy from its bundle."""
     knobs = strategy.extension(NcclKnobs)
     environment = environment_of(knobs) if knobs else {}
+    snippet = "".join(f"{line}\n" for line in script_lines(strategy, "best.json"))
     return FrameworkSettings(
-        "autosync", strategy.id, (), {"bundle": "best.json"}, environment, TWO_LINES
+        "autosync", strategy.id, (), {"bundle": "best.json"}, environment, snippet
     )
 
 
 EXPORTS: dict[FrameworkName, Callable[[Strategy, Domain], FrameworkSettings]] = {
-    "autosync": two_lines,
+    "autosync": own_lines,
     "ddp": ddp_settings,
     "fsdp2": fsdp2_settings,
     "deepspeed": deepspeed_settings,

@@ -24,7 +24,9 @@ def accelerate_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings
             "its FSDP plugin finds modules by their classes, and the strategy names each module",
             thing="engine",
             value=len(strategy.engine.units),
-            nearest="`--for fsdp2`, whose snippet shards the model before `accelerator.prepare`",
+            nearest="`--for fsdp2`, whose snippet shards the model before `accelerator.prepare` "
+            "(make an Accelerator with FullyShardedDataParallelPlugin(fsdp_version=2): another one "
+            "refuses a sharded model)",
         )
     given, encoding, deviations = ddp_wrapping(strategy, domain, "accelerate")
     if sizes := given.get("bucket_cap_mb_list"):
@@ -39,13 +41,21 @@ def accelerate_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings
             nearest=f"bucket_cap_mb={mean}, the mean of its buckets",
         )
     arguments = given | _hook_arguments(encoding)
+    settings: dict[str, Any] = {"DistributedDataParallelKwargs": arguments}
+    if (batches := domain.accumulate) > 1:
+        settings["Accelerator"] = {"gradient_accumulation_steps": batches}
+        deviations.append(
+            f"accelerate reduces the sum of the {batches} batches of an update once if each trains "
+            "within accelerator.accumulate(model). accelerator.backward(loss) divides each loss by "
+            f"{batches}: leave the division out of the script."
+        )
     return FrameworkSettings(
         framework="accelerate",
         strategy_id=strategy.id,
         deviations=tuple(deviations),
-        settings={"DistributedDataParallelKwargs": arguments},
+        settings=settings,
         environment={},
-        snippet=_snippet(given, encoding),
+        snippet=_snippet(given, encoding, batches),
     )
 
 
@@ -61,7 +71,7 @@ def _hook_arguments(encoding: Encoding) -> dict[str, Any]:
     return hook
 
 
-def _snippet(given: dict[str, Any], encoding: Encoding) -> str:
+def _snippet(given: dict[str, Any], encoding: Encoding, batches: int) -> str:
     shown = {name: repr(value) for name, value in given.items()}
     imports = "from accelerate import Accelerator, DistributedDataParallelKwargs\n"
     if encoding.name != "none":
@@ -71,7 +81,8 @@ def _snippet(given: dict[str, Any], encoding: Encoding) -> str:
         if "comm_state_option" in hook:
             shown["comm_state_option"] = repr(hook["comm_state_option"])
     arguments = ", ".join(f"{name}={value}" for name, value in shown.items())
+    steps = f"gradient_accumulation_steps={batches}, " if batches > 1 else ""
     return f"""{imports}
 wrapping = DistributedDataParallelKwargs({arguments})
-accelerator = Accelerator(kwargs_handlers=[wrapping])
+accelerator = Accelerator({steps}kwargs_handlers=[wrapping])
 """

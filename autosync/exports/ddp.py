@@ -51,6 +51,11 @@ def ddp_settings(strategy: Strategy, domain: Domain) -> FrameworkSettings:
         InvalidStrategy, NotSupported: DDP cannot run it; names the variable and why.
     """
     settings, encoding, deviations = ddp_wrapping(strategy, domain, "ddp")
+    if (batches := domain.accumulate) > 1:
+        deviations.append(
+            f"{TITLES['ddp']} reduces the gradients of each of the {batches} batches of an update, "
+            "the strategy their sum, once: run all but the last within model.no_sync()."
+        )
     return FrameworkSettings(
         framework="ddp",
         strategy_id=strategy.id,
@@ -87,11 +92,6 @@ def ddp_wrapping(
         )
     if encoding.name == "powersgd":
         deviations.append(POWERSGD_DEVIATION.format(start=POWERSGD_START))
-    if (batches := domain.accumulate) > 1:
-        deviations.append(
-            f"{TITLES[framework]} reduces the gradients of each of the {batches} batches of an "
-            "update, the strategy their sum, once: run all but the last within model.no_sync()."
-        )
     return _arguments(limits), encoding, deviations
 
 

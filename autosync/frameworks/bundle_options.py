@@ -41,7 +41,9 @@ class BundleOptions:
                 thing="bundle.plan.engine",
                 value=shipped.plan.engine,
                 remedy=f"Use {framework}'s own FSDP2, or autosync.distribute in a script of your "
-                "own; or tune with a space of sharded_parameters: false.",
+                "own; or ship another strategy of the tuning: `autosync show TUNING` lists them, "
+                "`autosync export TUNING --strategy ID` writes one. Over REST a space of "
+                "sharded_parameters: false has none that shards.",
             )
         for entry in shipped.plan.extensions:
             if entry.divides_model:

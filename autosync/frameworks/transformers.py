@@ -40,6 +40,10 @@ def use_bundle(trainer: Any, bundle: Bundle | str | Path, **options: Any) -> Non
         NotSupported: it shards models itself, or this version of transformers saves otherwise.
     """
     _check_plain(trainer)
+    handler = trainer.accelerator.ddp_handler
+    if handler is not None:  # a script's class may make an accelerator of its own
+        own = {"find_unused_parameters": handler.find_unused_parameters}  # Accelerate drops False
+        options["ddp_options"] = own | dict(options.get("ddp_options") or {})
     accelerate.use_bundle(trainer.accelerator, bundle, **options)
     shared = isinstance(trainer.accelerator, accelerate.BundleAccelerator)
     if shared and not isinstance(trainer, BundleTrainer):

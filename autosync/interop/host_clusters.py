@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 from autosync.cluster import Cluster, Device, Node
 from autosync.cluster.devices import DEVICE_TYPES, device_type_of_gpu, gpu_types
 from autosync.cluster.link_rates import StatedTransport, payload_share
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 from autosync.interop import refused_file
 from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_list import MAX_HOSTS, Host
@@ -167,7 +167,6 @@ def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
 
     Raises:
         InvalidInput: no host is alive, or a GPU count is no whole number.
-        NotSupported: a GPU is of no known type.
     """
     alive = [node for node in nodes if node.get("Alive")]
     gpus = [float(node.get("Resources", {}).get("GPU", 0)) for node in alive]
@@ -187,12 +186,17 @@ def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
 
 
 def _ray_device(node: Mapping[str, Any]) -> str | None:
-    """Of a resource such as `accelerator_type:A100`; None where Ray states none."""
+    """Of a resource such as `accelerator_type:A100`; None where Ray states none. A name of no known
+    type stays, for `cluster_of_hosts` to refuse where no option states another."""
     prefix = "accelerator_type:"
-    named = [key.removeprefix(prefix) for key in node["Resources"] if key.startswith(prefix)]
+    keys: list[str] = list(node["Resources"])
+    named = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     if not named:
         return None
-    return RAY_MEMORY_SUFFIXES.get(named[0]) or device_type_of_gpu(named[0])
+    try:
+        return RAY_MEMORY_SUFFIXES.get(named[0]) or device_type_of_gpu(named[0])
+    except NotSupported:
+        return named[0]
 
 
 def _node(host: Host, hardware: HostHardware, source: str) -> Node:

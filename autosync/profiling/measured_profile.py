@@ -4,7 +4,7 @@ import re
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from autosync.cluster.devices import device_type_of_gpu
+from autosync.cluster.devices import device_type_of_gpu, gpu_types
 from autosync.domain import Profile
 from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
@@ -57,7 +57,7 @@ def measure_profile(
     where = f"this CPU with {torch.get_num_threads()} threads"
     if place.type == "cuda":
         where = torch.cuda.get_device_name(place)
-        device_type = device_type_of_gpu(where)
+        device_type = _type_of_gpu(where)
     measured = [
         measure_operations(module, example, loss, graph, iterations, place)
         for example in each_example(example_inputs)
@@ -74,6 +74,21 @@ def measure_profile(
         note=f"median of {iterations} steps{shown} on {where}, torch {torch.__version__}, spread "
         f"{max(spreads):.0%}; update estimated",
     )
+
+
+def _type_of_gpu(name: str) -> str:
+    """As `device_type_of_gpu`; what a refusal advises takes a type that the user states."""
+    try:
+        return device_type_of_gpu(name)
+    except NotSupported as error:
+        raise NotSupported(
+            error.message,
+            thing=error.thing,
+            value=name,
+            remedy="Trace a training with torch.profiler on it, and give `autosync profile MODEL "
+            "--trace FILE --device TYPE` the known type that computes most like it; without "
+            f"--trace that is an estimate. Known: {', '.join(gpu_types())}.",
+        ) from None
 
 
 def torch_device(name: str) -> "torch.device":

@@ -131,13 +131,25 @@ def watch_iterations(
     logs a drift; every rank calls `on_drift`.
     """
 
+    again = how_to_search_again(shipped, falls_back)
+
     def report(drift: Drift) -> None:
         if logs:
-            log.warning("%s; `autosync.tune(..., since=...)` searches again", drift)
+            log.warning("%s; %s", drift, again)
         if on_drift is not None:
             on_drift(drift)
 
     return optimizer.register_step_post_hook(DriftWatch(*expectation(shipped, falls_back), report))
+
+
+def how_to_search_again(shipped: Bundle, falls_back: bool) -> str:
+    """In words. `fully_shard` cannot be taken off a model, and is tuned on a plain one."""
+    if shipped.plan.sharding is None or falls_back:
+        return "`autosync.tune(..., since=...)` searches again"
+    return (
+        '`autosync.tune(..., space="fsdp2", since=...)` searches again in the next run, before its '
+        "first step and before a checkpoint is loaded"
+    )
 
 
 def expectation(shipped: Bundle, falls_back: bool) -> tuple[float | None, str, float]:

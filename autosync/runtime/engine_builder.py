@@ -12,6 +12,7 @@ from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.runtime.execution.model_checks import ParameterStorage
 from autosync.runtime.execution.monitor import Monitor
+from autosync.runtime.hooks.optimizer_coverage import renormalized_tables
 from autosync.runtime.records_builder import BuiltBuckets, HeldPlan, build_records
 from autosync.runtime.transport.agreement import CollectiveCalls, RankMeeting
 from autosync.runtime.transport.module_buffers import BufferBroadcast, OrderedBufferBroadcast
@@ -88,13 +89,16 @@ def build_engine(
 
 
 def _common_parameters(model: nn.Module, held: HeldPlan) -> dict[str, nn.Parameter]:
-    """That every rank holds: of a model that ranks divide the plan's only, since a module's frozen
-    ones go with it."""
+    """That every rank holds, with the same values: not the tables that each rank's forward passes
+    renormalize. Of a model that ranks divide the plan's only, since a module's frozen ones go with
+    it."""
+    differ = {id(table.weight) for table in renormalized_tables(model).values()}
+    named = {name: p for name, p in model.named_parameters() if id(p) not in differ}
     if not _is_divided(held.plan):
-        return dict(model.named_parameters())
+        return named
     apart = {held.names[index] for index in held.held_by_some}
     everywhere = set(held.names) - apart
-    return {name: p for name, p in model.named_parameters() if name in everywhere}
+    return {name: p for name, p in named.items() if name in everywhere}
 
 
 def _is_divided(plan: Plan) -> bool:

@@ -47,11 +47,15 @@ def check_shardable(
                 f"{len(optimizer.state)} whole parameters, which fully_shard does not cut.",
                 thing="optimizer",
                 value=type(optimizer).__name__,
-                remedy="Distribute before the first step, and load a checkpoint behind it with "
-                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict.",
+                remedy="Distribute before the first step, and load a checkpoint behind it by "
+                "autosync.TrainingState, which has also saved it.",
             )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
             raise NotSupported(
                 f"module {name!r} makes sparse gradients, which fully_shard does not reduce.",
                 thing=f"module {name}",

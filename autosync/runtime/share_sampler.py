@@ -90,7 +90,9 @@ class ShareSampler(Sampler[int]):
     The ranks' batches number i are together one global batch. The last one of an epoch is smaller,
     and gives every rank at least one sample, so that all ranks take equally many steps: where
     fewer are left than there are ranks, the first of the epoch are dealt again, as torch's
-    DistributedSampler does, or, with `drop_last`, a last batch that is not full is left out.
+    DistributedSampler does, or, with `drop_last`, a last batch that is not full is left out. Leave
+    the DataLoader's own drop_last off: it would leave out those of some ranks alone, since a last
+    batch may be full on one rank and not on another.
 
     The runtime weights each rank's mean gradient by its share, so every sample weighs the same
     where `share * global_batch` is a whole number.

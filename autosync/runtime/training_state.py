@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
@@ -54,8 +55,8 @@ class TrainingState:
 
     def whole(self, rank: int = 0) -> dict[str, Any]:
         """On one rank `model.state_dict()` and `optimizer.state_dict()`, with what is gathered in
-        host memory; nothing on the others, which receive nothing. optimizer: of several, the list
-        of theirs. rank: in the process group of the plan.
+        host memory; nothing on the others, which receive nothing. model: under torch's DDP, what it
+        wraps. optimizer: of several, the list of theirs. rank: in the process group of the plan.
 
         A collective: call it on every rank.
 
@@ -71,12 +72,18 @@ class TrainingState:
                 "StateDictOptions(full_state_dict=True, cpu_offload=True).",
             )
         with self._in_form(to=rank):
-            model = self.model.state_dict()
+            model = self._given().state_dict()
             states = [one.state_dict() for one in given_optimizers(self.optimizer)]
         if self._rank() != rank:
             return {}
         one = isinstance(self.optimizer, Optimizer)
         return {"model": model, "optimizer": states[0] if one else states}
+
+    def _given(self) -> nn.Module:
+        """The model without torch's DDP around it, whose `state_dict()` puts `module.` before each
+        name: so plans and DDP load each other's."""
+        network = compiled_from(self.model)
+        return network.module if isinstance(network, DistributedDataParallel) else self.model
 
     def _rank(self) -> int:
         """Of this process, in the process group of the plan."""

@@ -22,6 +22,7 @@ from autosync.device_clock import (
     wait_for_device,
 )
 from autosync.runtime.execution.execution_trace import ExecutionTrace
+from autosync.runtime.hooks.optimizer_coverage import renormalized_tables
 from autosync.trials.commands import (
     MeasuredIterations,
     PassDone,
@@ -141,9 +142,13 @@ def _measure_iterations(
 
 
 def replica_digest(model: nn.Module) -> float:
-    """Differs between replicas that have drifted apart: first and last element of every tensor."""
-    values = [value.detach() for value in model.parameters() if value.numel()]
-    ends = [value[(place,) * value.dim()] for value in values for place in (0, -1)]
+    """Differs between replicas that have drifted apart: first and last element of every tensor, but
+    of the tables that each rank's forward passes renormalize."""
+    differ = {id(table.weight) for table in renormalized_tables(model).values()}
+    alike = [p.detach() for p in model.parameters() if p.numel() and id(p) not in differ]
+    if not alike:
+        return 0.0
+    ends = [value[(place,) * value.dim()] for value in alike for place in (0, -1)]
     parts = [torch.view_as_real(end) if end.is_complex() else end for end in ends]
     return float(torch.cat([part.double().view(-1) for part in parts]).sum())
 

@@ -39,7 +39,7 @@ from autosync.search.collect.collection_passes import (
     strategies_of,
 )
 from autosync.search.collect.collection_plan import CollectionPlan, CollectionTarget, domain_of
-from autosync.trials.contract import Launcher, Workload
+from autosync.trials.contract import Launcher, Pool, Workload
 from autosync.trials.testbed.self_check import InaccurateLink
 
 OPENINGS = 6
@@ -93,7 +93,8 @@ def collect(
 
     Raises:
         NotSupported, InaccurateLink: as `launcher.open`. InvalidInput: the folder holds passes of a
-            target at other scales than the plan's. AutosyncError: the control fails.
+            target at other scales than the plan's, or by another launcher. AutosyncError: the
+            control fails.
     """
     run = CollectionRun(plan, folder, CollectionLog(folder), launcher, report, stopped)
     for name in {target.name for target in plan.domains} & set(again):
@@ -157,7 +158,8 @@ def pass_runner(
     """A runner on a pool of its own.
 
     Raises:
-        InvalidInput: the folder holds passes of the domain at other scales, which are no repeats.
+        InvalidInput: the folder holds passes of the domain at other scales or by another launcher,
+            which are no repeats.
     """
     byte_scale, time_scale = target.scales
     for measured in run.log.scales(domain.id):
@@ -172,9 +174,24 @@ def pass_runner(
     workload = Workload(domain, byte_scale=byte_scale, time_scale=time_scale)
     pool = _retried(run, lambda: run.launcher.open(workload))
     try:
+        _refuse_other_launchers(target, run.log.launchers(domain.id), pool)
         yield PassRunner(target, domain, pool, run.log, run.report, run.stopped)
     finally:
         pool.close()
+
+
+def _refuse_other_launchers(target: CollectionTarget, measured: set[str], pool: Pool) -> None:
+    """Seconds over shaped links and over the loopback do not compare. What `auto` stands for shows
+    only once it has opened a pool."""
+    kind = pool.description.partition(" ")[0]
+    for other in sorted(measured - {kind}):
+        raise InvalidInput(
+            f"{target.name} was measured by launcher {other}; this is {kind}.",
+            thing=target.name,
+            value=kind,
+            remedy=f"Go on with --launcher {other}, or measure all of it anew: --again "
+            f"{target.name}.",
+        )
 
 
 def _retried(run: CollectionRun, attempt: Callable[[], T]) -> T:

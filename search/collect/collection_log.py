@@ -200,6 +200,11 @@ class CollectionLog:
         rows = [row for row in self._rows.values() if row["domain"] == domain]
         return {(row["byte_scale"], row["time_scale"]) for row in rows}
 
+    def launchers(self, domain: str) -> set[str]:
+        """Each kind of launcher by which a pass of the domain was measured."""
+        rows = [row for row in self._rows.values() if row["domain"] == domain]
+        return {row["launcher"].partition(" ")[0] for row in rows if row["step_seconds"]}
+
     def forget(self, domain: str) -> None:
         """Drop every pass of a domain."""
         self._write({"forget": domain})

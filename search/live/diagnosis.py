@@ -39,7 +39,14 @@ from autosync.search.space import Space
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.limit import iteration_limit
 from autosync.simulator.memory.memory_check import fitting_rows
-from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_stateful, job_control
+from autosync.trials.live.job import (
+    ControlGroup,
+    LiveJob,
+    Step,
+    check_stateful,
+    job_control,
+    takes_no_sync,
+)
 from autosync.trials.live.job_cluster import device_type_of, measure_cluster
 from autosync.trials.live.job_pool import JobPool, Verdict, serve
 from autosync.trials.live.snapshot import Stateful, take_snapshot
@@ -88,6 +95,7 @@ def diagnose(
 
     step: `step(model, optimizer)` runs one whole iteration on the model that it is given, or
         `step(model, optimizer, batch)` with `batches`. Predictions run it on the bare model, too.
+        Under DDP and on a bare model it may call `model.no_sync()`, as for `autosync.tune`.
     batches: this rank's data. Batches are fetched within the iterations, so that the time that
         ranks wait for input shows. An iterator has moved on afterwards.
     iterations: timed without the profiler, and as many with it.
@@ -140,7 +148,8 @@ def diagnose(
         before = take_snapshot(model, optimizers, others, batches)
         try:
             fetched = _stream_of(control, batches)
-            measured = _measured(control, step, model, optimizer, fetched, iterations, report)
+            with takes_no_sync(model):
+                measured = _measured(control, step, model, optimizer, fetched, iterations, report)
             before.restore()
             notes, attainable, links = list(measured.notes), None, ()
             if (reason := _no_prediction(model, predict)) is not None:

@@ -51,7 +51,7 @@ from autosync.search.loop.outcome import OnEvent, TuningEvent, shipped_bundle
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_loop import tune as run_tuning
 from autosync.search.loop.tuning_store import MemoryStore
-from autosync.search.space import Space, SpaceName, space_named
+from autosync.search.space import Space, SpaceName, check_in_running_job, space_named
 from autosync.simulator.learned.checkpoint import default_simulator
 from autosync.simulator.numba_cache import compilations_told
 from autosync.trials.live.job import ControlGroup, LiveJob, Step, check_tunable, job_control
@@ -136,8 +136,8 @@ def tune(
             optimizer is distributed already; an optimizer trains what is not the model's; an
             option is none of DistributedDataParallel's; `minutes` is no time; step does not do
             what it must; `save` or `trials` cannot be written; `since` is no bundle and no file of
-            trials; no space has that name; the space is `fsdp2`, an optimizer has stepped, and
-            `save` says no place for the answer. On every rank.
+            trials; no space has that name, or it has uneven shares or late updates; it is `fsdp2`,
+            an optimizer has stepped, and `save` says no place for the answer. On every rank.
         NotSupported: the GPU is of no known device type, and none is stated; a module is compiled,
             or sharded by FSDP or tensor parallelism; an option of DDP's contradicts every plan;
             several optimizers are to be clipped.
@@ -148,11 +148,12 @@ def tune(
 
     def check() -> Space:
         check_tunable(model, given_optimizers(optimizer), others, max_grad_norm, options)
+        asked = space_named(space) if isinstance(space, str) else space or Space()
         if dist.get_rank() == 0:
             check_folders(save=save, trials=trials)
-        asked = space_named(space) if isinstance(space, str) else space or Space()
-        if asked.only == "fsdp2" and save is None and dist.get_rank() == 0:
-            check_untrained(given_optimizers(optimizer))
+            check_in_running_job(asked)
+            if asked.only == "fsdp2" and save is None:
+                check_untrained(given_optimizers(optimizer))
         return asked
 
     patience = patience_of(minutes)
@@ -168,6 +169,7 @@ def tune(
         within = control.agreed(check)
         mine = None if dist.get_rank() else since
         known = control.agreed(lambda: read_earlier(mine) if isinstance(mine, str | Path) else mine)
+        place = control.from_first(save)
         control.share_values(model)
         before = take_snapshot(model, given_optimizers(optimizer), others, batches)
         job = LiveJob(
@@ -188,7 +190,7 @@ def tune(
     if verdict.reason or verdict.answer:
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
         if verdict.answer is not None:
-            message = why_next_run(verdict.answer, save)
+            message = why_next_run(verdict.answer, place)
         warnings.warn(message, stacklevel=2)
         log.warning(message)
     if save is not None and not verdict.reason and dist.get_rank() == 0:
@@ -199,8 +201,7 @@ def tune(
         optimizer,
         verdict.bundle,
         max_grad_norm=max_grad_norm,
-        allow_lossy=True,  # such strategies, and those that lag, were tried only where the space
-        allow_inexact=True,  # allows them
+        allow_lossy=True,  # such strategies were tried only where the space allows them
         ddp_options=options,
         on_drift=on_drift,
     )
@@ -335,7 +336,7 @@ def _lead(
     except SynchronizationFailed:  # a rank is lost: no rank can go on
         raise
     except AutosyncError as error:
-        verdict = Verdict(_keep_ddp(domain), str(error))
+        verdict = Verdict(_keep_ddp(domain), pool.with_refusal(str(error)))
     except Exception as error:  # a process boundary: the training job must go on
         traceback.print_exc()
         verdict = Verdict(_keep_ddp(domain), f"{type(error).__name__}: {error}")
@@ -383,6 +384,7 @@ def _searched(
         on_event,
         budget.over,
         earlier,
+        on_its_devices=True,
     )
     if keep is not None:
         with warned_if_unwritten(keep), replaced_atomically(keep) as draft:

@@ -12,7 +12,7 @@ from autosync.errors import InvalidInput
 from autosync.runtime.updates.optimizers import has_begun
 from autosync.simulator.memory.memory_check import most_peak_bytes
 from autosync.simulator.memory.peak_memory import device_memory_bytes
-from autosync.strategy_description import describe
+from autosync.strategy_description import describe, script_lines
 
 
 def check_untrained(optimizers: Sequence[Optimizer]) -> None:
@@ -48,16 +48,20 @@ def no_room_beside_values(domain: Domain, bundle: Bundle) -> str:
 
 
 def why_next_run(answer: Bundle, save: str | Path | None) -> str:
-    """What the answer is, why a job that has begun to train goes on without it, and what to do."""
+    """What the answer is, why a job that has begun to train goes on without it, and what to do.
+    save: rank 0's."""
     evidence, measured = answer.evidence, []
     if evidence.step_seconds:
         measured.append(f"{evidence.step_seconds * 1e3:.4g} ms an iteration")
     if evidence.ddp_step_seconds:
         measured.append(f"torch's DDP {evidence.ddp_step_seconds * 1e3:.4g} ms")
+    elif evidence.step_seconds:  # else it is what the others are compared with
+        measured.append("torch's DDP ran out of memory")
     words = f" ({', '.join(measured)})" if measured else ""
+    line = script_lines(answer.strategy, str(save))[1]
     return (
         f"the answer is {describe(answer.strategy)}{words}. A job that has begun to train "
-        "cannot take on a sharding, so it goes on under torch's DDP. In the next run call "
-        f"autosync.distribute(model, optimizer, {str(save)!r}) before the first step, and load the "
-        "checkpoint behind it with torch.distributed.checkpoint.state_dict."
+        "cannot take on a sharding, so it goes on under torch's DDP. Save a checkpoint by "
+        f"autosync.TrainingState; in the next run say `{line}` before the first step, and load the "
+        "checkpoint behind it, by autosync.TrainingState again."
     )

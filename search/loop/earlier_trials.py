@@ -81,7 +81,8 @@ def read_earlier(path: str | Path) -> Bundle | EarlierTrials:
             f"cannot read {str(path)!r}, a bundle or a file of trials: {error.strerror}.",
             thing="earlier trials",
             value=str(path),
-            remedy="Write one with `autosync export --trials`, or give a bundle.",
+            remedy="Write one with `autosync export --trials`, or in a job with "
+            "`autosync.tune(trials=...)`, or give a bundle.",
         ) from None
     with suppress(ValueError, RecursionError):  # which `read_bundle` words
         if isinstance(data := json.loads(text), dict) and "trials" in data:
@@ -107,7 +108,8 @@ def usable(earlier: EarlierTrials, domain: Domain, space: Space) -> EarlierTrial
             f"{domain.accumulate}.",
             thing="earlier trials",
             value=earlier.accumulate,
-            remedy=f"Tune with accumulate {earlier.accumulate}, or without them.",
+            remedy=f"Tune with updates of {earlier.accumulate} batches (accumulate), or without "
+            "them.",
         )
     if space.only == "buckets":
         raise InvalidInput(

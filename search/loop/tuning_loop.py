@@ -59,6 +59,7 @@ def tune(
     on_event: OnEvent,
     stop: StopRule = never,
     earlier: EarlierTrials | None = None,
+    on_its_devices: bool = False,
 ) -> Outcome:
     """Find, measure and confirm the fastest strategy of the domain; DDP is always measured.
     Where it runs out of memory, what fits is compared with the fastest known design.
@@ -66,7 +67,9 @@ def tune(
     The loop can stop and continue at any point: trials in the store never run again. stop: may end
     the search before its budget, and the confirmation before its last repeat; earlier measurements
     count. Where DDP's trial ended the tuning, it runs once more. earlier: measurements of a
-    tuning of the same model; see `earlier_trials`.
+    tuning of the same model; see `earlier_trials`. on_its_devices: trials take the memory
+    that training takes, on the devices of the domain: where DDP ran there, it fits, whatever was
+    predicted.
 
     Raises:
         AutosyncError: torch's DDP could not be measured for another reason than memory, or nothing
@@ -94,8 +97,8 @@ def tune(
             run_pending(domain, pool, store, settings, on_event, stop)
     finally:
         pool.close()
-    ddp_fits = len(fitting_rows(domain, encode([own_ddp(domain, space)], domain))) > 0
-    outcome = conclude(store, ddp_fits)
+    predicted = fitting_rows(domain, encode([own_ddp(domain, space)], domain))
+    outcome = conclude(store, on_its_devices or len(predicted) > 0)
     on_event(TuningEvent("done", describe_outcome(outcome), best_seconds=outcome.best_seconds))
     return outcome
 
@@ -191,8 +194,11 @@ def describe_trial(proposal: Proposal, result: TrialResult) -> str:
     candidate = proposal.candidate
     drawn = f"sample {candidate.index}" if candidate.index >= 0 else candidate.origin
     name = candidate.strategy.name or _FOUND.get(candidate.origin, drawn)
+    if (error := result.error) is not None and result.step_seconds is None:
+        why = f": {error.message}" if error.kind == "refused" else ""  # what to do about it, too
+        return f"{name}: {error.kind}{why}"
     if result.step_seconds is None:
-        return f"{name}: {result.error.kind if result.error else 'failed'}"
+        return f"{name}: failed"
     return f"{name}: {result.step_seconds * 1e3:.1f} ms"
 
 

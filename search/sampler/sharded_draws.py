@@ -169,7 +169,7 @@ def _refused(domain: Domain, why: str) -> InvalidInput:
         f"space fsdp2: {why}, and torch's fully_shard cannot run it.",
         thing="graph",
         value=domain.graph.name,
-        remedy="Leave --space out.",
+        remedy="Leave the space out.",
     )
 
 

@@ -298,6 +298,15 @@ class TestMeasurement:
         with pytest.raises(InvalidInput, match="iterations"):
             measure_profile(network(), INPUTS, cross_entropy, graph, iterations=0)
 
+    def test_a_gpu_of_no_known_type_has_a_way_out(
+        self, graph: ModelGraph, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "NVIDIA L20")
+        with pytest.raises(NotSupported, match="'NVIDIA L20' is of no known device") as caught:
+            measure_profile(network(), INPUTS, cross_entropy, graph, device="cuda:0")
+        assert "--trace FILE --device TYPE" in caught.value.remedy
+
     def test_what_does_not_run_here_is_refused(self, graph: ModelGraph) -> None:
         with torch.device("meta"):
             weightless = network()

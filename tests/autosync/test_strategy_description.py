@@ -15,7 +15,7 @@ from autosync.strategy import (
     VariableChoice,
     whole,
 )
-from autosync.strategy_description import describe
+from autosync.strategy_description import describe, script_lines
 from autosync.torch_engine import FullyShard
 from tests.domains import chain_graph, domain_of, grid_cluster, layered_graph
 from tests.placed_models import heavy_layers
@@ -97,6 +97,27 @@ def test_how_late_updates_are() -> None:
     owned = known_designs.ps_load_balanced(DOMAIN)
     assert describe(owned.carrying(Staleness(1))).endswith("; values at most 1 iteration old")
     assert describe(owned.carrying(Staleness(4))).endswith("; values at most 4 iterations old")
+
+
+def test_a_script_is_told_all_that_a_bundle_needs() -> None:
+    owned = known_designs.ps_load_balanced(DOMAIN)
+    two = ["import autosync"]
+    two += ['model, optimizer = autosync.distribute(model, optimizer, "best.json")']
+    assert script_lines(owned, "best.json") == two
+    shares = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
+    dealt = script_lines(replace(owned, replicas=shares), "best.json")
+    assert dealt[:2] == two
+    assert 'autosync.ShareSampler(data, global_batch, "best.json")' in dealt[2]
+    assert "sampler.batch_size, sampler=sampler" in dealt[3]
+    late = script_lines(owned.carrying(Staleness(2)), "best.json")
+    assert late[1].endswith('"best.json", allow_inexact=True)')
+    shard = ParameterServer(0, 0, encoding=Encoding("fp16"))
+    packed = replace(owned.choices[0], shards=(shard,) * len(owned.choices[0].shards))
+    lossy = script_lines(replace(owned, choices=(packed, *owned.choices[1:])), "best.json")
+    assert lossy[1].endswith('"best.json", allow_lossy=True)')
+    computed = FullyShard(("layers.0",), 4, param_dtype="bf16")
+    halves = script_lines(sharded_by(domain_of(layered_graph()), computed), "best.json")
+    assert halves[1].endswith('"best.json", allow_lossy=True)')
 
 
 def test_placements_are_described() -> None:

@@ -126,6 +126,13 @@ def test_commands_that_need_no_service_run_without_it_and_others_say_so(tmp_path
         assert "Traceback" not in text
 
 
+def test_doctor_calls_what_an_extra_would_bring_absent_and_names_the_extra(tmp_path: Path) -> None:
+    ((_, text),) = told_without(OF_SERVICE, [("doctor",)], tmp_path)
+    assert "database absent this needs sqlalchemy, which is not installed here." in text
+    assert "database: pip install 'autosync[service]'" in text
+    assert "kernel cache works" in text
+
+
 def test_a_client_of_a_service_needs_none_to_tune(tmp_path: Path) -> None:
     words = ("tune", "resnet50", "example-4x1", "--url", "http://127.0.0.1:1")
     ((code, text),) = told_without(OF_SERVICE, [words], tmp_path)
@@ -173,12 +180,30 @@ def test_an_installed_package_that_does_not_fit_is_named_with_its_version() -> N
     assert "pip install --upgrade rich" in refusal.remedy
 
 
+@pytest.mark.parametrize("name", [None, "_dynfunc"])
+def test_a_package_that_does_not_run_here_is_named_with_the_reason(name: str | None) -> None:
+    """numba refuses a newer NumPy without a module's name; the loader of shared libraries names the
+    last part of the name of the module that needs one."""
+    with pytest.raises(ImportError) as caught:
+        exec(
+            f"raise ImportError('Numba needs NumPy 2.5 or less.', name={name!r})",
+            {"__name__": "numba"},
+        )
+    refusal = failed_import(caught.value)
+    assert refusal is not None
+    told = f"numba {version('numba')} does not run here: Numba needs NumPy 2.5 or less."
+    assert refusal.message == told
+    assert "pip check" in refusal.remedy
+
+
 @pytest.mark.parametrize(
     ("statement", "module"),
     [
         ("import autosync.none", "__main__"),
         ("from autosync import none", "__main__"),
         ("import not_a_package", "autosync.somewhere"),  # an import of autosync's
+        ("raise ImportError('no name')", "autosync.somewhere"),
+        ("raise ImportError('no name')", "a_script_of_a_user"),
     ],
 )
 def test_what_autosync_lacks_of_itself_or_no_extra_brings_is_a_defect(

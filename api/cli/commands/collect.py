@@ -1,5 +1,6 @@
 """`autosync collect`: a dataset of measured strategies."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.console import say
+from autosync.environment import REPEATS_VARIABLE
 from autosync.trials.request_names import LauncherName
 
 
@@ -56,15 +58,12 @@ def collect(
 
     stop = stop_on_signals()  # before what takes seconds to load
     import time
-    from dataclasses import replace
 
     from autosync.api.engine.registry import launcher_named
     from autosync.bundled_data import data_file
     from autosync.search.collect.collection import collect as measure
     from autosync.search.collect.collection_plan import load_plan, select_targets
     from autosync.trials.contract import reporting_waits
-    from autosync.trials.launchers.local_launcher import LocalLauncher
-    from autosync.trials.launchers.testbed_launcher import TestbedLauncher
 
     anew = tuple(again or ())
     names = tuple(dict.fromkeys((*(domain or ()), *anew)))
@@ -74,9 +73,7 @@ def collect(
     def stopped() -> bool:
         return stop.is_set() or time.monotonic() >= end
 
-    where = launcher_named(launcher)
-    if isinstance(where, TestbedLauncher | LocalLauncher):
-        where = replace(where, repeats=0)  # a third pass, much later, tells more than one at once
-    where = reporting_waits(where, say)
+    os.environ[REPEATS_VARIABLE] = "0"  # a third pass, much later, tells more than one at once
+    where = reporting_waits(launcher_named(launcher), say)
     measure(asked, folder, where, say, stopped, anew)
     say("Stopped: the same command goes on." if stopped() else f"Written to {escape(str(folder))}.")

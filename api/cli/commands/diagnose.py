@@ -105,8 +105,8 @@ def diagnose(
             "beside --trace, since no job runs",
             "Leave it out, or give MODEL under torchrun in place of --trace.",
         )
-    if output is not None:
-        check_writable(output)
+    if output is not None and (trace or os.environ.get(RANK_VARIABLE, "0") == "0"):
+        check_writable(output)  # by the first rank alone, on whose host it is written
     if trace:
         found = _of_traces(trace)
     else:

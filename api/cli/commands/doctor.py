@@ -16,6 +16,7 @@ from autosync.api.cli.console import out, print_json, print_table
 from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json
 from autosync.environment import RAY_ADDRESS_VARIABLE
 from autosync.errors import AutosyncError
+from autosync.extras import EXTRA_OF, failed_import
 from autosync.trials.machine import usable_cores
 
 Verdict = Literal["works", "absent", "broken"]
@@ -66,9 +67,24 @@ def _tried(name: str, check: Callable[[], str], remedy: str) -> MachineCheck:
         return MachineCheck(name, "absent", str(absent), absent.remedy)
     except AutosyncError as error:
         return MachineCheck(name, "broken", error.message, error.remedy or remedy)
+    except ImportError as error:
+        return _not_imported(name, error, remedy)
     except Exception as error:  # whatever it is, it is what the check is there to find
-        first = (str(error).splitlines() or [""])[0][:200]
-        return MachineCheck(name, "broken", f"{type(error).__name__}: {first}", remedy)
+        return _broken(name, error, remedy)
+
+
+def _not_imported(name: str, error: ImportError, remedy: str) -> MachineCheck:
+    """Absent where an extra was not installed."""
+    refusal = failed_import(error)
+    if refusal is None:
+        return _broken(name, error, remedy)
+    absent = refusal.thing in EXTRA_OF and find_spec(refusal.thing) is None
+    return MachineCheck(name, "absent" if absent else "broken", refusal.message, refusal.remedy)
+
+
+def _broken(name: str, error: Exception, remedy: str) -> MachineCheck:
+    first = (str(error).splitlines() or [""])[0][:200]
+    return MachineCheck(name, "broken", f"{type(error).__name__}: {first}", remedy)
 
 
 def _torch() -> str:
@@ -155,20 +171,25 @@ def _kernel_cache() -> str:
 
 def _database(db: str) -> str:
     from autosync.api.db.database import connect, masked, parse_url
-    from autosync.api.db.schema_migration import current_revision
+    from autosync.api.db.schema_migration import current_revision, require_schema
 
     parsed = parse_url(db)
-    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-        folder = Path(str(parsed.database)).resolve().parent
-        if not os.access(folder, os.W_OK):
-            raise Absent(f"{folder} cannot be written", "Name another file: --db sqlite:///FILE.")
-        return f"{masked(db)}: made by the first `autosync tune` or `autosync serve`"
+    if parsed.get_backend_name() == "sqlite":
+        file = Path(str(parsed.database)).resolve()
+        for place in (file.parent, file):
+            if place.exists() and not os.access(place, os.W_OK):
+                remedy = "Name another file: --db sqlite:///FILE."
+                raise Absent(f"{place} cannot be written", remedy)
+        if not file.exists():
+            return f"{masked(db)}: made by the first `autosync tune` or `autosync serve`"
     database = connect(db)
     try:
         with database.engine.connect() as connection:
             revision = current_revision(connection)
     finally:
         database.close()
+    if revision is not None:
+        require_schema(db)  # as all commands but `serve` and `db upgrade` do
     return f"{masked(db)}, schema revision {revision or 'none yet'}"
 
 

@@ -164,8 +164,7 @@ def explain(
             recorded = _recorded(at.client, loaded, tuning_id)
     else:
         loaded = load_strategy_or_bundle(Path(document))
-        nowhere = url is None and db == DEFAULT_DATABASE and is_missing(db)
-        if isinstance(loaded, Bundle) and not nowhere:
+        if isinstance(loaded, Bundle) and (url is not None or not is_missing(db)):
             with connected(db, url) as at:
                 recorded = _recorded(at.client, loaded)
     if trace is not None:

@@ -22,6 +22,20 @@ if TYPE_CHECKING:
 BUNDLE_FILE = Path("best.json")
 
 
+def _refuse_file(tuning: str) -> str:
+    """Raises InvalidInput where a file is named: no database has what a job wrote by itself."""
+    if Path(tuning).suffix and Path(tuning).is_file():
+        raise InvalidInput(
+            f"{tuning!r} is a file, and export takes the id of a tuning.",
+            thing="TUNING",
+            value=tuning,
+            remedy="`autosync.distribute` takes a bundle as it is, and `autosync explain` reads "
+            "it. For settings of a framework, begin a tuning from it (`autosync tune MODEL CLUSTER "
+            f"--from {tuning}`) and export that one.",
+        )
+    return tuning
+
+
 @uses_service
 def export(
     tuning: Annotated[
@@ -30,6 +44,7 @@ def export(
             metavar="TUNING",
             help="Its id, or the beginning of it.",
             show_default=False,
+            callback=_refuse_file,
             autocompletion=complete_tuning,
         ),
     ],
@@ -104,7 +119,7 @@ def export(
         autosync export 3f2a90c1 --for nccl -o nccl_tuner.conf
     """
     from autosync.api.cli.tuning_lookup import find_strategy, find_tuning
-    from autosync.api.cli.tuning_report import print_two_lines
+    from autosync.api.cli.tuning_report import print_script_lines
     from autosync.documents import to_data, to_json
 
     if swap_gb is not None and framework is not None:
@@ -143,7 +158,7 @@ def export(
     if json:
         print_json(loads(bundle))
     else:
-        print_two_lines(path)
+        print_script_lines(path, bundle)
 
 
 def _with_swap(bundle: str, swap_gb: float, swap_state: bool) -> str:

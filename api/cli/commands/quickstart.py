@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from autosync.api.cli.commands.export import BUNDLE_FILE
 from autosync.api.cli.console import err, out, say
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl
+from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, database_option
 from autosync.api.cli.output_files import check_writable
+from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
     from autosync.domain import Domain
@@ -38,7 +40,7 @@ def quickstart(
     budget: Annotated[int, typer.Option(min=1, help="Strategies tried.")] = 12,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
-    ] = Path("best.json"),
+    ] = BUNDLE_FILE,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the service.")] = 8080,
     db: DatabaseUrl = DEFAULT_DATABASE,
     stay: Annotated[
@@ -54,11 +56,9 @@ def quickstart(
 
     Example: `autosync quickstart --budget 16 -o best.json`
     """
-    from autosync.api.cli.commands.serve import serve
-    from autosync.api.cli.commands.tune import report, run_tuning
+    from autosync.api.cli.commands.tune import given_again, report, run_tuning
     from autosync.api.cli.connection import connected
     from autosync.api.cli.tuning_report import scale_words
-    from autosync.api.db.database import masked
     from autosync.trials.scales import automatic_scales
 
     check_writable(output)
@@ -81,14 +81,35 @@ def quickstart(
             time_scale=time_scale,
             **TRIALS,
         )
-        run_tuning(at, tuning, resumed=False, where=f" --db {masked(db)}")
+        where = database_option(db) + given_again(output, {})
+        run_tuning(at, tuning, resumed=False, where=where)
         steps.say(3, "done: the ranked strategies")
         report(at.client, tuning.id, output, TOP, json=False)
     steps.say(4, "the dashboard has the whole history")
     if stay if stay is not None else sys.stdin.isatty() and err.is_terminal:
-        serve(port=port, db=db)
+        keep_dashboard(port, db)
     else:
-        out.print(f"Dashboard: `autosync serve --db {escape(masked(db))}`")
+        out.print(f"Dashboard: `autosync serve{escape(database_option(db))}`")
+
+
+def keep_dashboard(port: int, db: str) -> None:
+    """Until Ctrl-C.
+
+    Raises:
+        InvalidInput: as `serve`. Another listens at the port, as the dashboard of an earlier
+            quickstart: the tuning need not run again for another port.
+    """
+    from autosync.api.cli.commands.serve import serve
+
+    try:
+        serve(port=port, db=db)
+    except InvalidInput as error:
+        if error.thing == "--port":
+            error.remedy = (
+                "The tuning is stored. Its dashboard, at another port: "
+                f"`autosync serve --port PORT{database_option(db)}`."
+            )
+        raise
 
 
 def _domain() -> "Domain":

@@ -126,9 +126,12 @@ def resume_tuning(tuning: TuningId, *, at: "Connection") -> None:
 
 
 def _change(at: "Connection", prefix: str, verb: Literal["cancel", "pause", "resume"]) -> None:
+    from autosync.api.cli.connection import free_from_dead_worker
     from autosync.api.cli.tuning_lookup import find_tuning
 
-    changed = getattr(at.client.tunings, verb)(find_tuning(at.client, prefix).id)
+    tuning_id = find_tuning(at.client, prefix).id
+    free_from_dead_worker(at, tuning_id)  # else it would wait for an answer of that one
+    changed = getattr(at.client.tunings, verb)(tuning_id)
     out.print(f"Tuning {changed.id[:8]} is {changed.state}.")
 
 

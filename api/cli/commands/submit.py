@@ -95,7 +95,8 @@ def slurm(
     Within its allocation the job runs `autosync tune`, whose ranks `srun` starts, and leaves
     best.json in the folder from which it was submitted. With --url it runs a worker of the service
     there instead, for as long as tunings of launcher command wait in the service's queue;
-    `autosync tune --url` starts one from anywhere.
+    `autosync tune --url` starts one from anywhere. `autosync serve` then needs --prefix, to offer
+    the launcher, and --workers 0, since workers of its own would take the tuning.
 
     Examples:
 

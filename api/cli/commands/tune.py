@@ -1,6 +1,7 @@
 """`autosync tune`: find, measure and confirm the fastest strategy."""
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.added_options import Advanced, advanced_from, spec_options
+from autosync.api.cli.commands.export import BUNDLE_FILE
 from autosync.api.cli.completion import complete_cluster, complete_model, complete_tuning
 from autosync.api.cli.console import print_json, say, warn
 from autosync.api.cli.options import (
@@ -28,6 +30,7 @@ from autosync.api.cli.options import (
     SpaceOption,
     StepSeconds,
     WorkerPython,
+    database_option,
     set_up_launchers,
 )
 from autosync.api.cli.output_files import check_writable, write_text
@@ -89,7 +92,7 @@ def tune(
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where the bundle goes.")
-    ] = Path("best.json"),
+    ] = BUNDLE_FILE,
     backend: BackendName = None,
     share_gpus: ShareGpus = False,
     resume: Annotated[
@@ -153,8 +156,9 @@ def tune(
     from autosync.compute_settings import ComputeSettings
 
     check_writable(output)
+    typed = _typed_launcher_options(prefix, python, ray_address, share_gpus)
     if url is not None:
-        _refuse_launcher_options(prefix, python, ray_address, share_gpus)
+        _refuse_launcher_options(typed)
     set_up_launchers(prefix, python, ray_address, share_gpus)
     given = {**asked, **({"space": space} if space else {}), "advanced": advanced_from(advanced)}
     spec = checked(TuningSpec, {"graph": "", "cluster": "", **given})
@@ -199,8 +203,8 @@ def tune(
         else:
             assert domain is not None  # MODEL and CLUSTER were required
             tuning = _started(at.client, domain, spec, since, place)
-        where = f" --url {url}" if url else "" if db == DEFAULT_DATABASE else f" --db {place}"
-        run_tuning(at, tuning, resume is not None, where)
+        where = f" --url {url}" if url else database_option(db)
+        run_tuning(at, tuning, resume is not None, where + given_again(output, typed))
         report(at.client, tuning.id, output, top, json, memory=url is None)
 
 
@@ -211,26 +215,42 @@ def _masked(db: str) -> str:
     return masked(db)
 
 
-def _refuse_launcher_options(
+def _typed_launcher_options(
     prefix: str | None, python: str | None, ray_address: str | None, share_gpus: bool
-) -> None:
-    """Raises InvalidInput for what the command line says of this machine's workers. The same in an
-    environment variable stays unused."""
-    given = {
+) -> dict[str, str | bool]:
+    """What the command line says of this machine's workers, by option. The same in an environment
+    variable is left out."""
+    given: dict[str, tuple[str | bool | None, str]] = {
         "--prefix": (prefix, PREFIX_VARIABLE),
         "--python": (python, PYTHON_VARIABLE),
         "--ray-address": (ray_address, RAY_ADDRESS_VARIABLE),
         "--share-gpus": (share_gpus, SHARE_GPUS_VARIABLE),
     }
-    for option, (value, variable) in given.items():
-        if value and variable not in os.environ:
-            raise InvalidInput(
-                f"{option} is for the workers of this machine; with --url those of the service run "
-                "the trials.",
-                thing=option,
-                value=value,
-                remedy=f"Start the service or its workers with {option}, or leave --url out.",
-            )
+    return {
+        option: value
+        for option, (value, variable) in given.items()
+        if value and variable not in os.environ
+    }
+
+
+def _refuse_launcher_options(typed: dict[str, str | bool]) -> None:
+    """Raises InvalidInput where there is one; variables stay unused."""
+    for option, value in typed.items():
+        raise InvalidInput(
+            f"{option} is for the workers of this machine; with --url those of the service run "
+            "the trials.",
+            thing=option,
+            value=value,
+            remedy=f"Start the service or its workers with {option}, or leave --url out.",
+        )
+
+
+def given_again(output: Path, typed: dict[str, str | bool]) -> str:
+    """What --resume needs once more, as it is typed: no database knows it."""
+    words = [] if output == BUNDLE_FILE else ["-o", str(output)]
+    for option, value in typed.items():
+        words += [option] if value is True else [option, str(value)]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def _check_here(domain: "Domain", spec: TuningSpec) -> None:
@@ -301,8 +321,9 @@ def _earlier(client: "Client", given: str, domain: "Domain") -> "EarlierTrials":
 
 
 def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) -> None:
-    """Run it here, or follow the service that does. where: the options that name it."""
-    from autosync.api.cli.connection import embedded_worker
+    """Run it here, or follow the service that does. where: the options that name it,
+    and what --resume needs besides."""
+    from autosync.api.cli.connection import embedded_worker, free_from_dead_worker
     from autosync.api.cli.console import log_to_file
     from autosync.api.cli.progress import compilation_lines, show_progress
     from autosync.api.cli.stop_signals import leave_when_overdue, stopped_by_signals
@@ -311,13 +332,16 @@ def run_tuning(at: "Connection", tuning: "Tuning", resumed: bool, where: str) ->
     log = log_to_file("tune")
     with compilation_lines(), stopped_by_signals() as stop:
         leave_when_overdue(stop)
+        seen = 0
+        if resumed:
+            if worker := free_from_dead_worker(at, tuning.id):
+                words = "has it: following, or going on once it is gone"
+                say(f"[dim]Worker {escape(worker)} {words}[/]")
+            for event in at.client.tunings.events(tuning.id, follow=False):
+                seen = event.id  # an earlier run has printed it
+            if tuning.state != "finished":
+                at.client.tunings.resume(tuning.id)
         with embedded_worker(at, tuning.id, stop):
-            seen = 0
-            if resumed:  # an earlier run has printed them
-                for event in at.client.tunings.events(tuning.id, follow=False):
-                    seen = event.id
-                if tuning.state != "finished":
-                    at.client.tunings.resume(tuning.id)
             tuning = show_progress(at.client, tuning, stop, seen)
     if stop.is_set() and tuning.state not in ENDED:
         again = f"autosync tune --resume {tuning.id[:8]}{escape(where)}"
@@ -342,7 +366,7 @@ def report(
         curve_of,
         predicted_peaks,
         print_results,
-        print_two_lines,
+        print_script_lines,
         results_data,
     )
 
@@ -360,4 +384,4 @@ def report(
         error.remedy = f"Write it elsewhere: autosync export {tuning_id[:8]} -o FILE"
         raise
     if not json:
-        print_two_lines(output)
+        print_script_lines(output, text)

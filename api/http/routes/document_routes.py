@@ -40,7 +40,7 @@ STORED: dict[int | str, dict[str, Any]] = {
 
 CALIBRATED: dict[int | str, dict[str, Any]] = {
     200: {"model": CalibratedCluster, "description": "It was here already."},
-    **refusals(404, 413),
+    **refusals(404, 409, 413),
 }
 
 

@@ -98,9 +98,10 @@ def get_claim(named: NamedClaim, database: DatabaseDep) -> HeldClaim:
     return HeldClaim(reason=job_queue.reason_to_end(database, named))
 
 
-@router.post(CLAIMED + "/renewal")
+@router.post(CLAIMED + "/renewal", responses=refusals(409))
 def post_renewal(named: NamedClaim, body: Renewal, database: DatabaseDep) -> HeldClaim:
     """Renew the lease. Where it ends, another worker goes on with the tuning."""
+    _refuse_other_version(body.version)
     holds = job_queue.heartbeat(database, named, body.lease_seconds)
     return HeldClaim(reason=None if holds else "lost")
 

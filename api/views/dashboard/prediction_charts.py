@@ -1,7 +1,7 @@
 """Charts of predictions: a job on more nodes, and collectives by size."""
 
 from autosync.api.views.charts import Axis, Chart, Plot, Rule, Series
-from autosync.api.views.schemas import CollectiveTable, ScaledJob
+from autosync.api.views.schemas import CollectiveTable, ScaledJob, ScaledPoint
 from autosync.units import counted, milliseconds, milliseconds_between, number_in_words
 
 
@@ -61,7 +61,7 @@ def scale_chart(job: ScaledJob) -> Chart:
                 number_in_words(point.samples_per_second),
                 f"{point.efficiency:.0%}",
                 point.binding,
-                *((number_in_words(point.samples_per_dollar or 0.0),) if priced else ()),
+                *((_for_a_dollar(point),) if priced else ()),
             )
             for point in points
         ),
@@ -70,6 +70,11 @@ def scale_chart(job: ScaledJob) -> Chart:
         else f"The knee: beyond {counted(job.knee_nodes, 'node')} a further one brings less than "
         "half of what the first brought.",
     )
+
+
+def _for_a_dollar(point: ScaledPoint) -> str:
+    """Samples, where all of its nodes have a price."""
+    return "–" if point.samples_per_dollar is None else number_in_words(point.samples_per_dollar)
 
 
 def collective_chart(table: CollectiveTable) -> Chart:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from autosync.strategy_description import (
     engine_name,
     hook_name,
     method,
+    script_lines,
     sharding_details,
 )
 from autosync.units import MIB
@@ -50,6 +51,8 @@ ORDERS = {
     "priority": "front layers first",
     "explicit": "explicit order",
 }
+BUNDLE_FILE = "best.json"
+"""As the page of a tuning has its answer downloaded."""
 IN_NAME = 2
 """Methods that a short name tells."""
 
@@ -66,11 +69,13 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class StrategyLabel:
-    """mark: the beginning of its id, which tells strategies of one name apart."""
+    """mark: the beginning of its id, which tells strategies of one name apart. lines: of a script
+    that trains by it; none where it is not known whole."""
 
     name: str
     mark: str
     chips: tuple[Chip, ...]
+    lines: tuple[str, ...] = ()
 
     @property
     def whole(self) -> str:
@@ -94,7 +99,8 @@ def strategy_labels(session: Session, strategy_ids: Iterable[str]) -> dict[str, 
 def _of_document(strategy_id: str, document: str) -> StrategyLabel:
     """Also of one that an earlier AutoSync stored and this one refuses: others stand beside it."""
     try:
-        return label_of(from_json(Strategy, document))
+        strategy = from_json(Strategy, document)
+        return replace(label_of(strategy), lines=tuple(script_lines(strategy, BUNDLE_FILE)))
     except AutosyncError:
         why = Chip("engine", "this version of AutoSync refuses its document")
         return StrategyLabel("unreadable", strategy_id[:6], (why,))

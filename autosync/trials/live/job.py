@@ -134,6 +134,23 @@ Step = Callable[..., object]
 
 OptimizerOrSeveral = Optimizer | Sequence[Optimizer]
 
+OF_BATCHES = ("no_sync", "set_requires_gradient_sync")
+"""How a step tells DDP and `fully_shard` that another batch follows before its update."""
+
+
+@contextlib.contextmanager
+def takes_no_sync(model: nn.Module) -> Iterator[None]:
+    """Inside, a step may call `model.no_sync()`, which does nothing where the model is bare. A step
+    may look for it, so no other model gets it."""
+    bare = not any(hasattr(model, name) for name in OF_BATCHES)
+    if bare:
+        model.__dict__["no_sync"] = contextlib.nullcontext
+    try:
+        yield
+    finally:
+        if bare:
+            del model.__dict__["no_sync"]
+
 
 @dataclass(slots=True)
 class LiveJob:
@@ -181,20 +198,13 @@ class LiveJob:
         return any(self.ddp_options.get(name) for name in finders)
 
     def run_step(self, model: nn.Module, iteration: int) -> None:
-        """Iterations with the same number have the same batch, on the bare model and in trials. A
-        step may call `model.no_sync()`, which does nothing where the model is bare."""
-        bare = not hasattr(model, "no_sync")
-        if bare:
-            model.__dict__["no_sync"] = contextlib.nullcontext
-        try:
+        """Iterations with the same number have the same batch, on the bare model and in trials."""
+        with takes_no_sync(model):
             if self.batches:
                 batch = self.batches[iteration % len(self.batches)]
                 self.step(model, self.optimizer, batch)
             else:
                 self.step(model, self.optimizer)
-        finally:
-            if bare:
-                del model.__dict__["no_sync"]
 
     def renew_groups(self) -> None:
         """Process groups of the trials to come. Every rank calls this at the same time."""

@@ -19,7 +19,7 @@ from autosync.cluster import MessageKind
 from autosync.environment import host_name
 from autosync.runtime.execution.execution_trace import ExecutionTrace
 from autosync.trials.commands import CommandFailed, MessagesTimed, PassDone, RunPass, TimeMessages
-from autosync.trials.contract import TrialError, TrialFailed, TrialRequest
+from autosync.trials.contract import TrialError, TrialFailed, TrialRequest, TrialResult
 from autosync.trials.failures import failure_of, first_cause
 from autosync.trials.iterations import (
     measure_pass,
@@ -67,7 +67,8 @@ class JobPool(TrialPool):
     follow; `dismiss` ends that.
 
     place: where trials run, in words. until: of `clock`, in seconds; no step of a trial begins
-        later. refusal: why the ranks cannot try a bundle, in words; empty where they can.
+        later. refusal: why the ranks cannot try a bundle, in words; empty where they can. refused:
+        the last refusal of a trial, in words.
     """
 
     job: LiveJob
@@ -78,6 +79,7 @@ class JobPool(TrialPool):
     clock: Callable[[], float] = time.monotonic
     at_cluster_rates: bool = field(default=True, init=False)
     shaped: bool = field(default=False, init=False)
+    refused: str = field(default="", init=False)
     _renew_groups: bool = field(default=True, init=False)
 
     @property
@@ -114,6 +116,15 @@ class JobPool(TrialPool):
             nics=counted_nics(answers),
             versions=tuple(sorted(software_versions().items())),
         )
+
+    def _failed(self, request: TrialRequest, error: TrialError) -> TrialResult:
+        if error.kind == "refused":
+            self.refused = error.message
+        return super()._failed(request, error)
+
+    def with_refusal(self, text: str) -> str:
+        """And why a trial was refused, where the text does not say it."""
+        return text if self.refused in text else f"{text} Not tried: {self.refused}"
 
     def time_messages(
         self, kind: MessageKind, size_bytes: int, workers: tuple[int, ...], repeats: int

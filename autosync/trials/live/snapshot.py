@@ -17,6 +17,9 @@ from torch.utils.data import DataLoader
 from autosync.extensions.offload.arena import host_memory
 from autosync.runtime.updates.optimizers import has_begun
 
+OF_SCALER = ("grad_scale", "found_inf")
+"""What a GradScaler leaves on a fused optimizer whose step fails; a script may set it, too."""
+
 
 class Stateful(Protocol):
     """A scheduler, a gradient scaler, a data loader that can go back."""
@@ -94,15 +97,19 @@ class BufferCopy:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
-    """State of an optimizer by parameter, its groups without their parameters, and whether it has
-    stepped."""
+    """State of an optimizer by parameter, its groups without their parameters, whether it has
+    stepped, and what of `OF_SCALER` it had."""
 
     optimizer: Optimizer
     state: dict[Any, dict[str, Any]]
     groups: list[dict[str, Any]]
     has_begun: bool
+    of_scaler: dict[str, Any]
 
     def restore(self) -> None:
+        for name in OF_SCALER:
+            self.optimizer.__dict__.pop(name, None)
+        self.optimizer.__dict__.update(self.of_scaler)
         self.optimizer.state.clear()
         for key, state in self.state.items():
             self.optimizer.state[key] = restored(state)
@@ -165,6 +172,7 @@ def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
             for group in optimizer.param_groups
         ],
         has_begun=has_begun(optimizer),
+        of_scaler={name: value for name, value in vars(optimizer).items() if name in OF_SCALER},
     )
 
 

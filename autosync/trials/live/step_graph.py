@@ -25,6 +25,7 @@ from autosync.extensions.seams import attach_beside
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
 from autosync.runtime.updates.optimizers import ELEMENTWISE
+from autosync.runtime.updates.part_updates import SPARSE_OPTIMIZERS
 from autosync.torch_dtypes import DTYPE_NAMES
 from autosync.trials.contract import LACKS_MEMORY
 from autosync.trials.failures import error_kind
@@ -190,7 +191,7 @@ def _tape_graph(
         batch_size=batch_size,
         operations=operations,
         variables=tuple(
-            _variable(key, parameter, -(-tape.touched.get(v, 0) // tape.batches), rows.get(v, 0))
+            _variable(key, parameter, _touched(tape, v), rows.get(v, 0))
             for v, (key, parameter) in enumerate(named.items())
         ),
         backward_order=tuple(order),
@@ -207,6 +208,13 @@ def _uncalled(named: Iterable[str], tapes: Sequence[Tape]) -> tuple[str, ...]:
     around = dict.fromkeys(".".join(path[: i + 1]) for path in paths for i in range(len(path)))
     called = {name for tape in tapes for name in tape.called}
     return tuple(name for name in around if name not in called)
+
+
+def _touched(tape: Tape, variable: int) -> int:
+    """Rows that a batch touches: of a sparse gradient one at least, though it may have none where
+    all lookups are of padding; 0 of a dense one."""
+    rows = tape.touched.get(variable)
+    return 0 if rows is None else max(1, -(-rows // tape.batches))
 
 
 def _variable(name: str, parameter: nn.Parameter, touched: int, rows: int) -> Variable:
@@ -293,7 +301,8 @@ def _times(tape: Tape) -> _TapeTimes:
 
 
 def _optimizer_document(job: LiveJob) -> Optimizer:
-    """After a recorded step, when the optimizer has made its state."""
+    """After a recorded step, when the optimizer has made its state. SparseAdam has tables alone, of
+    which an owner may update some rows."""
     state_tensors = [
         sum(isinstance(value, Tensor) and value.shape == key.shape for value in state.values())
         for optimizer in job.optimizers
@@ -302,6 +311,6 @@ def _optimizer_document(job: LiveJob) -> Optimizer:
     kinds = [type(optimizer) for optimizer in job.optimizers]
     return Optimizer(
         "+".join(kind.__name__.lower() for kind in kinds),
-        all(kind in ELEMENTWISE for kind in kinds),
+        all(kind in ELEMENTWISE or kind in SPARSE_OPTIMIZERS for kind in kinds),
         max(state_tensors, default=0),
     )

@@ -113,6 +113,18 @@ def test_ranks_of_torchrun(tmp_path: Path) -> None:
     assert "This is a defect" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("rank", "says"), [("0", "there is no such folder"), ("1", "there is no module 'gone'")]
+)
+def test_the_page_is_checked_where_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, says: str
+) -> None:
+    """Another host need not have rank 0's folder."""
+    monkeypatch.setenv("RANK", rank)
+    page = tmp_path / "of_rank_0" / "page.html"
+    assert says in refusal("gone:example", "-o", str(page)).message
+
+
 def test_a_step_that_fails_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}

@@ -86,6 +86,7 @@ RANKED = ("rank", "chain.json", "pair.yaml")
         ),
         ((*TUNED, "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
         (("export", "deadbeef"), ("autosync.db",)),
+        (("export", "garbage.json", "--for", "ddp"), ("'garbage.json' is a file", "--from")),
         (("worker", "--db", "sqlite:///typo.db"), ("there is no database",)),
         (("worker", "--url", "http://127.0.0.1:9", "--keep-days", "3"), ("removes nothing",)),
         (("worker", "--url", "tuner.example.com"), ("is no address of a service",)),

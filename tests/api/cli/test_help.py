@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from autosync.api.cli.commands.schema import NAMES
 from autosync.api.cli.main import app
 from autosync.api.http.openapi import DOCUMENTS
+from autosync.profiling import EFFICIENCY
 
 WIDE = {"COLUMNS": "200"}
 
@@ -54,3 +55,8 @@ def test_every_option_says_what_it_does(path: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
     assert f"autosync {' '.join(path)}" in inspect.cleandoc(COMMANDS[path].help or "")
+
+
+def test_help_names_the_efficiency_that_is_assumed() -> None:
+    shown = CliRunner().invoke(app, ["profile", "--help"], env=WIDE).output
+    assert f"({EFFICIENCY:g})" in shown

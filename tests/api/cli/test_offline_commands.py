@@ -331,6 +331,9 @@ def test_import_of_a_function_of_ones_own(folder: Path) -> None:
         graph = json.loads((folder / "tiny.json").read_text())
         assert [variable["name"] for variable in graph["variables"]] == ["weight", "bias"]
         assert (graph["name"], graph["batch_size"]) == ("tiny", 8)
+    for command in (("import", "-o", "other.json"), ("profile",)):
+        refused = autosync(folder, command[0], "mine:tiny", "--batch", "16", *command[1:], code=2)
+        assert "makes inputs of batch size 8, but --batch is 16" in " ".join(refused.stderr.split())
 
 
 def test_import_of_an_onnx_file(folder: Path) -> None:

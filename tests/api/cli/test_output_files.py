@@ -3,10 +3,12 @@
 import logging
 import resource
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from autosync.api.cli import console
 from autosync.api.cli.commands import tune
 from autosync.api.cli.connection import connected
 from autosync.api.cli.console import log_path, log_to_file
@@ -73,15 +75,33 @@ def test_logs_lie_with_temporary_files_where_that_folder_cannot_be_made(
     assert log_path("tune").parent == Path(tempfile.gettempdir())
 
 
-def test_a_log_takes_names_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a file whose name is no text, for instance."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def log_of_tune(monkeypatch: pytest.MonkeyPatch) -> tuple[Path, logging.Handler]:
+    """As `autosync tune` begins it, taken off again."""
+    monkeypatch.setattr(logging, "raiseExceptions", True)
     root = logging.getLogger()
     level = root.level
     path = log_to_file("tune")
     handler = root.handlers[-1]
     root.removeHandler(handler)
     root.setLevel(level)
+    return path, handler
+
+
+def test_a_log_on_a_full_disk_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "log_path", lambda kind: Path("/dev/full"))
+    _, handler = log_of_tune(monkeypatch)
+    handler.emit(logging.makeLogRecord({"msg": "claimed"}))
+    with suppress(OSError):
+        handler.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_takes_names_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file whose name is no text, for instance."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path, handler = log_of_tune(monkeypatch)
     handler.emit(logging.makeLogRecord({"msg": "net\udce4 r\u00e9sum\u00e9"}))
     handler.close()
     assert "net\\udce4 r\u00e9sum\u00e9" in path.read_text(encoding="utf-8")

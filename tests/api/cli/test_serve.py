@@ -12,11 +12,12 @@ import pytest
 from sqlalchemy import make_url
 from typer.testing import CliRunner
 
+from autosync.api.cli.commands.quickstart import keep_dashboard
 from autosync.api.cli.main import app
 from autosync.api.client.rest_client import Client
 from autosync.api.db.schema_migration import current_revision, known_revisions, migrate
 from autosync.api.http.listening import shown_address
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, InvalidInput
 from tests.api.cli.command import LONGEST_SECONDS, autosync, start
 from tests.api.databases import opened, postgresql_database
 from tests.api.http.serving import children, free_port
@@ -182,3 +183,13 @@ def test_an_empty_token_in_the_environment_is_refused(
     """It would serve everybody, where its operator meant to close it."""
     monkeypatch.setenv("AUTOSYNC_TOKEN", "")
     assert "the token is empty" in autosync(tmp_path, "serve", code=2).stderr
+
+
+def test_a_quickstart_whose_port_is_taken_does_not_ask_for_another_tuning(tmp_path: Path) -> None:
+    """As by the dashboard of a quickstart before this one."""
+    url = f"sqlite:///{tmp_path}/own.db"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInput, match=f"cannot listen on .*:{port}") as refused:
+            keep_dashboard(port, url)
+    assert f"autosync serve --port PORT --db {url}" in refused.value.remedy

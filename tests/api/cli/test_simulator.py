@@ -57,6 +57,9 @@ def test_a_simulator_is_stored_found_by_name_and_written_again(tmp_path: Path) -
     printed("save", "mine", "-o", str(tmp_path / "copy.safetensors"))
     assert (tmp_path / "copy.safetensors").read_bytes() == weights
     assert json.loads((tmp_path / "copy.json").read_text()) == json.loads(card)
+    for command in ("show", "remove"):  # what --simulator takes as well
+        refused = str(CliRunner().invoke(app, [command, "learned", "--db", db]).exception)
+        assert "comes with AutoSync. Stored are: mine." in refused
     printed("remove", "mine")
     with pytest.raises(AutosyncError) as gone:
         ranked_by("mine", db)

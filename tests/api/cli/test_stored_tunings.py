@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from autosync.api.cli.main import app
 from autosync.api.db import Database
 from autosync.api.db.document_store import load_domain
 from autosync.api.db.tables import OutcomeRow, StrategyRow, TuningRow
+from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
 from autosync.api.views.prediction_errors import FEWEST_MEASURED
 from autosync.bundle import Evidence, load_bundle
@@ -213,6 +216,19 @@ def test_what_runs_is_shown_as_far_as_it_is(db: tuple[str, str], sqlite: Databas
     assert "cancelling" in run("cancel", held.job_id, *db)
 
 
+@pytest.mark.parametrize(("verb", "ends"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_what_a_killed_worker_had_does_not_wait_for_it(
+    verb: str, ends: str, db: tuple[str, str], sqlite: Database
+) -> None:
+    """No other worker may be there to end it."""
+    tuning_id = enqueue(sqlite, small_request())
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    worker = f"{socket.gethostname()}:{gone.pid}"
+    assert job_queue.claim(sqlite, worker, tuning_id=tuning_id) is not None
+    assert f"is {ends}" in run(verb, tuning_id[:8], *db)
+
+
 def test_where_nothing_is(module_url: str) -> None:
     assert "no service answers" in refused("tunings", "--url", "http://127.0.0.1:9")
     assert "no database" in refused("tunings", "--db", "sqlite:///missing.db")
@@ -227,6 +243,19 @@ def test_a_tuning_is_paused_and_resumed(
     assert "paused" in run("tunings", *source)
     assert "is queued" in run("resume", waiting[:8], *source)
     assert "cannot be paused" in refused("pause", tuning_id[:8], *source)
+
+
+def test_one_without_an_answer_says_how_to_come_to_one(
+    source: tuple[str, str], sqlite: Database
+) -> None:
+    waiting = enqueue(sqlite, small_request())
+    for command in ("export", "explain"):
+        assert "Wait until it has finished" in refused(command, waiting[:8], *source)
+    run("cancel", waiting[:8], *source)
+    for command in ("export", "explain"):
+        said = refused(command, waiting[:8], *source)
+        assert f"autosync tune --resume {waiting[:8]}" in said
+        assert f"autosync export {waiting[:8]} --strategy ID" in said
 
 
 def test_settings_for_a_framework(

@@ -78,7 +78,8 @@ def test_a_bundle_without_its_database_has_no_timeline(
     real_tuning: RealTuning, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.json").write_text((real_tuning.folder / "mine.json").read_text())
-    assert "Timeline" not in autosync(tmp_path, "explain", "mine.json").stdout
+    for database in ((), ("--db", "sqlite:///none.db")):
+        assert "Timeline" not in autosync(tmp_path, "explain", "mine.json", *database).stdout
     output = autosync(tmp_path, "explain", "mine.json", "--trace", "trace.json", code=2).stderr
     assert "no timeline of mine.json" in output
     assert not (tmp_path / "autosync.db").exists()
@@ -117,13 +118,14 @@ def test_what_a_tuning_cannot_begin_or_go_on_from_is_refused(real_tuning: RealTu
 
 def test_control_c_breaks_off_the_first_trial_and_says_how_to_go_on(tmp_path: Path) -> None:
     """An iteration of it takes an hour: the command does not wait for it, and records nothing."""
-    slow = ("--step-seconds", "3600", "--no-probe")
+    slow = ("--step-seconds", "3600", "--no-probe", "-o", "my answer.json")
     process = start(tmp_path, "tune", *small_inputs(tmp_path), *OPTIONS, *slow)
     until_stored(tmp_path, process, "SELECT key FROM proposals", 1)
     process.send_signal(signal.SIGINT)
     _, output = process.communicate()
     assert process.returncode == 130, output
-    assert "autosync tune --resume" in output
+    ((tuning_id,),) = stored(tmp_path, "SELECT id FROM jobs")
+    assert f"autosync tune --resume {tuning_id[:8]} -o 'my answer.json'" in output
     assert not stored(tmp_path, TRIALS)
     assert stored(tmp_path, "SELECT state FROM jobs") == [("queued",)]
 

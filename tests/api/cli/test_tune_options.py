@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from autosync.api.cli.commands import tune as tune_command
+from autosync.api.cli.options import DEFAULT_DATABASE, database_option
 from autosync.api.client.service_connection import plain
 from autosync.api.client.tuning_calls import TuningCalls
 from autosync.api.spec import TuningSpec, checked
 from autosync.cluster import Backend, Cluster
 from autosync.domain import Domain
-from autosync.environment import SHARE_GPUS_VARIABLE
+from autosync.environment import DATABASE_URL_VARIABLE, SHARE_GPUS_VARIABLE
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
 from autosync.search.loop.settings import Settings
@@ -99,3 +100,25 @@ def test_batches_of_an_update_are_asked_for(
 ) -> None:
     assert specified(monkeypatch, tmp_path)[1].accumulate == 1
     assert specified(monkeypatch, tmp_path, accumulate=4)[1].accumulate == 4
+
+
+def test_what_a_resumed_tuning_needs_again() -> None:
+    """The database knows neither; best.json is usual."""
+    typed: dict[str, str | bool] = {"--prefix": "ssh {host}", "--share-gpus": True}
+    assert tune_command.given_again(Path("best.json"), {}) == ""
+    words = tune_command.given_again(Path("mine.json"), typed)
+    assert words == " -o mine.json --prefix 'ssh {host}' --share-gpus"
+
+
+def test_a_database_is_named_where_a_further_command_would_take_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A printed URL has no password: as typed it would not open the database again."""
+    own, service = "sqlite:///my tunings.db", "postgresql://me:s3cret@db/autosync"
+    monkeypatch.delenv(DATABASE_URL_VARIABLE, raising=False)
+    assert database_option(DEFAULT_DATABASE) == ""
+    assert database_option(own) == f" --db '{own}'"
+    assert database_option(service) == " --db 'postgresql://me:***@db/autosync'"
+    monkeypatch.setenv(DATABASE_URL_VARIABLE, service)
+    assert database_option(service) == ""
+    assert database_option(DEFAULT_DATABASE) == f" --db {DEFAULT_DATABASE}"

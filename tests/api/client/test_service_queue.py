@@ -247,6 +247,20 @@ def test_a_worker_of_another_version_is_refused(
             queue.claim("here:1", 60.0, LOCAL)
 
 
+def test_a_worker_loses_its_claim_where_the_service_has_become_another_version(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tuning would fail by the first document of the worker that the service refuses."""
+    tuning_id = enqueue(sqlite, REQUEST)
+    with service_queue(sqlite) as queue:
+        held = queue.claim("here:1", 60.0, LOCAL)
+        assert held is not None
+        assert queue.renew(held, 60.0)
+        monkeypatch.setattr(service_queue_module, "own_version", lambda: "0.0.1")
+        assert not queue.renew(held, 60.0)
+    assert state(sqlite, tuning_id) == "running"  # another worker goes on after the lease
+
+
 def test_a_worker_keeps_to_the_operators_minutes(sqlite: Database) -> None:
     enqueue(sqlite, REQUEST, Submission("alice", ServiceLimits(minutes=10)))
     with service_queue(sqlite) as queue:

@@ -234,3 +234,15 @@ def test_a_worker_takes_what_it_can_run(
     ):
         held = job_queue.claim(database, "a", can=can)
         assert (held and held.job_id) == taken
+
+
+def test_what_was_cancelled_is_ended_by_any_worker_when_its_own_is_gone(database: Database) -> None:
+    """That one may have been the only one that could run it."""
+    enqueue(database, replace(REQUEST, launcher="testbed"))
+    held = job_queue.claim(database, "a")
+    assert held is not None
+    job_queue.cancel(database, held.job_id)
+    other = job_queue.Abilities(("local",), gpus=0)
+    assert job_queue.claim(database, "b", can=other) is None  # its lease has not ended
+    expire(database, held)
+    assert job_queue.claim(database, "b", can=other) == Claim(held.job_id, held.fence + 1)

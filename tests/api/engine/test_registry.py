@@ -36,6 +36,7 @@ def test_not_set_up_is_said_with_the_way_out(name: str) -> None:
     with pytest.raises(NotSupported, match=r"not set up.*AUTOSYNC_") as raised:
         launcher_named(name)
     assert "`autosync tune`" in raised.value.remedy
+    assert "only if `autosync serve` has it, too" in raised.value.remedy
 
 
 def test_the_operators_choice_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,16 @@
 """What an operator sets, and what is refused beyond it."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from autosync.api.db import Database
 from autosync.api.engine.service_limits import (
+    OF_BODIES,
+    OF_FORMS,
     ServiceLimits,
     TryLater,
     check_cluster,
@@ -18,6 +22,8 @@ from autosync.api.engine.submission import Submission, enqueue
 from autosync.errors import InvalidInput
 from tests.api.sample import small_request
 from tests.domains import chain_graph, domain_of, grid_cluster
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "operating.md"
 
 
 def test_limits_are_read_from_texts_and_the_last_one_counts() -> None:
@@ -76,3 +82,9 @@ def test_a_client_whose_queue_is_full_tries_later_and_others_do_not(database: Da
 def test_every_limit_has_a_number_and_a_description() -> None:
     assert describe_limits().keys() == asdict(ServiceLimits()).keys()
     assert domain_of().world_size <= ServiceLimits().ranks
+
+
+def test_the_proxy_of_the_guide_lets_every_body_through_that_the_limits_allow() -> None:
+    (most,) = re.findall(r"client_max_body_size (\d+)m;", GUIDE.read_text())
+    names = {*OF_BODIES.values(), *OF_FORMS.values()}
+    assert int(most) >= max(getattr(ServiceLimits(), name) for name in names)

@@ -13,7 +13,7 @@ from autosync.api.db.lookup import stored
 from autosync.api.db.tables import EventRow, TuningRow
 from autosync.api.engine import job_queue, tuning_control
 from autosync.api.engine.database_store import DatabaseStore
-from autosync.api.engine.job_queue import expire
+from autosync.api.engine.job_queue import Claim, expire
 from autosync.api.engine.queue_worker import work
 from autosync.api.engine.service_limits import ServiceLimits, TryLater
 from autosync.api.engine.submission import Submission, enqueue
@@ -71,6 +71,16 @@ def test_somebody_changes_their_mind(database: Database) -> None:
     with pytest.raises(NotSupported, match="is cancelling and cannot be resumed") as refused:
         tuning_control.resume(database, held.job_id)
     assert refused.value.remedy == "Resume it once it is cancelled."
+
+
+def test_what_was_cancelled_goes_on_where_its_worker_is_gone(database: Database) -> None:
+    """On a workstation no other worker may be there to end it first."""
+    held, _ = claimed(database, REQUEST)
+    assert job_queue.cancel(database, held.job_id) == "cancelling"
+    expire(database, held)
+    assert tuning_control.resume(database, held.job_id) == "queued"
+    assert job_queue.reason_to_end(database, held) == "lost"
+    assert job_queue.claim(database, "b") == Claim(held.job_id, held.fence + 1)
 
 
 def test_a_paused_tuning_can_be_cancelled_and_a_cancelled_one_resumed(database: Database) -> None:

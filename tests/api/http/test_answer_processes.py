@@ -78,7 +78,8 @@ def test_of_a_client_that_leaves_at_once(started: Started, run: Run) -> None:
     """Before, while and after its request is sent."""
 
     async def leaving(processes: AnswerProcesses) -> None:
-        for turns in range(12):
+        turns = 0
+        while turns < 12 or len(started) == 1:  # on a busy machine requests are sent later
             await ask(processes)
             asking = asyncio.create_task(ask(processes, LONG))
             for _ in range(turns):
@@ -86,9 +87,9 @@ def test_of_a_client_that_leaves_at_once(started: Started, run: Run) -> None:
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
+            turns += 1
 
     run(leaving)
-    assert len(started) > 1
     assert all_waited_for(started)
 
 

@@ -357,6 +357,18 @@ def test_requests_for_predictions_may_be_as_large_as_those_for_tunings(
         assert answer.status_code == 422, path
 
 
+def test_a_large_request_finds_the_launchers_that_its_service_offers(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOSYNC_PREFIX", "ssh {host}")
+    monkeypatch.setattr(heavy_requests, "SMALL_JSON_BYTES", 0)
+    asked = {"graph": "resnet50", "cluster": "example-4x1", "launcher": "command"}
+    limits = ServiceLimits(reading_seconds=120)
+    with TestClient(create_app(sqlite, limits=limits), base_url="http://127.0.0.1") as client:
+        answer = client.post("/v1/tunings", json=asked)
+    assert answer.status_code == 202, answer.text
+
+
 def test_equal_documents_at_once_stall_nobody(service: Service, client: httpx.Client) -> None:
     """Others are answered between any two of them, or nearly: each client asks again at once, so
     all are counted over the same time, however slow the machine is."""

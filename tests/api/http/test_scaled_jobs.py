@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
+from autosync.cluster import Device
 from autosync.documents import to_data, to_json
 from autosync.profiling import estimate_profile
 from tests.api.http.dashboard.test_pages import text_of
@@ -115,6 +116,38 @@ def test_one_gpu_updates_as_several_do(client: TestClient, ids: dict[str, str]) 
     assert found[1]["efficiency"] == pytest.approx(alone / found[1]["step_seconds"])
 
 
+def test_few_nodes_compute_as_fast_as_their_own_devices(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    kinds = {"a": "p100", "b": "p100", "c": "v100"}
+    nodes = "".join(
+        f"  - {{address: {name}, devices: [{{type: {kind}}}], bandwidth_gbps: 9.56}}\n"
+        for name, kind in kinds.items()
+    )
+    cluster = client.post("/v1/clusters", content=f"name: slow-first\nnodes:\n{nodes}").json()["id"]
+    profile = estimate_profile(chain_graph(), "v100")
+    job = {**ids, "cluster": cluster, "profile": to_data(profile), "nodes": [1, 2]}
+    one, two = client.post("/v1/scale", json=job).json()["points"]
+    slower = profile.factor_on(Device("p100"))
+    computing = slower * profile.compute_seconds + profile.update_seconds
+    assert slower > 1
+    assert one["step_seconds"] == pytest.approx(computing)
+    assert two["efficiency"] == pytest.approx(computing / two["step_seconds"])
+
+
+def test_what_does_not_fit_is_told_of_each_number_of_nodes(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    small = PAIR.replace("count: 2", "count: 2, memory_gb: 0.00001")
+    cluster = client.post("/v1/clusters", content=small).json()["id"]
+    asked = {**ids, "cluster": cluster, "nodes": [1, 2]}
+    told = " ".join(client.post("/v1/scale", json=asked).json()["warnings"])
+    assert "ddp does not fit on 1 node: a rank needs" in told
+    assert "ddp does not fit on 2 nodes: a rank needs" in told
+    roomy = client.post("/v1/scale", json={**asked, "cluster": ids["cluster"]}).json()
+    assert "does not fit" not in " ".join(roomy["warnings"])
+
+
 def test_collectives_are_predicted(client: TestClient, ids: dict[str, str]) -> None:
     asked = {"cluster": ids["cluster"], "operation": "all_gather", "sizes_bytes": [1024, 2**30]}
     found = client.post("/v1/collectives", json={**asked, "nodes": 3}).json()
@@ -148,6 +181,31 @@ def test_a_log_makes_a_cluster_with_its_curves(client: TestClient, ids: dict[str
     assert client.post(path, content=NEW).status_code == 200
     other = client.post("/v1/clusters/aws-p5-48xlarge-x4/calibrate", content=NEW).json()
     assert "does not count" in other["curves"][0]["warning"]
+
+
+def test_a_log_is_told_where_something_else_counts(client: TestClient, ids: dict[str, str]) -> None:
+    costed = client.post("/v1/clusters/rtx-2080-ti-2x4-10gbe/calibrate", content=NEW).json()
+    assert "without `costs` the curves count" in " ".join(costed["warnings"])
+    gloo = client.post("/v1/clusters/example-4x1/calibrate", content=NEW)
+    assert (gloo.status_code, gloo.json()["thing"]) == (409, "backend")
+    for version, told in (("2.21", False), ("2.2", True)):
+        stated = f"{PAIR}nccl_version: '{version}'\n"
+        cluster = client.post("/v1/clusters", content=stated).json()["id"]
+        found = client.post(f"/v1/clusters/{cluster}/calibrate", content=NEW).json()
+        assert bool(found["warnings"]) is told, version
+
+
+def test_a_log_of_unequal_nodes_is_told_not_to_count(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    """Calibration and the table say the same of it."""
+    uneven = PAIR.replace("count: 2", "count: 3", 1).replace("count: 2", "count: 1")
+    cluster = client.post("/v1/clusters", content=uneven).json()["id"]
+    found = client.post(f"/v1/clusters/{cluster}/calibrate", content=NEW).json()
+    assert "is predicted as one of 6 ranks on 2 nodes" in found["curves"][0]["warning"]
+    assert "does not count" in found["curves"][0]["warning"]
+    table = client.post("/v1/collectives", json={"cluster": found["id"]}).json()
+    assert any("no curve of the cluster file counts" in each for each in table["warnings"])
 
 
 def test_what_a_log_does_not_say_is_stated_over_rest(

@@ -34,6 +34,12 @@ def test_scaling_shows_intervals_of_throughput_and_the_knee() -> None:
     assert scale_chart(whole).rows[0][-1] == "100,000"
 
 
+def test_what_has_no_price_buys_no_number_of_samples() -> None:
+    points = [point(1, 100, 3.6), point(2, 190)]
+    chart = scale_chart(ScaledJob(points=points, knee_nodes=None, warnings=[]))
+    assert [row[-1] for row in chart.rows] == ["100,000", "–"]
+
+
 def test_collectives_show_bandwidth_by_size() -> None:
     rows = [
         CollectiveRow(

@@ -54,3 +54,11 @@ def test_what_a_further_node_would_be_must_be_known() -> None:
     for count in (0, 10_000):
         with pytest.raises(InvalidInput, match=f"cannot have {count} nodes"):
             cluster_of_nodes(load_cluster("aws-p5-48xlarge-x4"), count)
+
+
+def test_the_day_of_prices_goes_with_the_last_priced_node() -> None:
+    bought, second = grid_cluster(2, 2).nodes
+    rented = replace(second, usd_per_hour=3.0)
+    cluster = replace(grid_cluster(2, 2), nodes=(bought, rented), priced_on="2026-01-31")
+    assert cluster_of_nodes(cluster, 1).priced_on == ""
+    assert cluster_of_nodes(replace(cluster, nodes=(rented, bought)), 1).priced_on == "2026-01-31"

@@ -114,6 +114,12 @@ def test_gradients_that_are_held_twice() -> None:
     assert "50.0 MB" in found.what
 
 
+def test_an_option_that_distribute_sets_by_itself_is_named_with_its_place() -> None:
+    (found,) = find_mistakes(GOOD, all_ranks(ddp=LOOKING))
+    assert "find_unused_parameters=False" in found.mend
+    assert "ddp_options" in found.mend
+
+
 def test_many_small_messages() -> None:
     small = replace(SUM, size_bytes=1000)
     many = replace(GOOD, collectives=(small,) * 10)

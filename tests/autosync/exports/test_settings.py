@@ -63,6 +63,8 @@ def why_not(framework: FrameworkName, strategy: Strategy) -> str:
 def test_autosync_itself_runs_all() -> None:
     for builder in (known_designs.dear, known_designs.ps_one_server, known_designs.ddp):
         assert "autosync.distribute" in exported("autosync", builder(DOMAIN)).snippet
+    lossy = exported("autosync", grouped(*range(6), encoding=Encoding("bf16")))
+    assert "allow_lossy=True" in lossy.snippet
 
 
 def test_ddp_itself_is_ddp() -> None:
@@ -241,7 +243,9 @@ def test_what_several_batches_per_update_change_is_listed() -> None:
     by_module = sharded(0, 0, 1, 1, 2, 2)
     assert "set_requires_gradient_sync(last)" in said("fsdp2", by_module)
     assert "within model.no_sync()" in said("ddp", known_designs.ddp(DOMAIN))
-    assert "within model.no_sync()" in said("accelerate", known_designs.ddp(DOMAIN))
+    assert "accelerator.backward(loss) divides each loss by 4" in said(
+        "accelerate", known_designs.ddp(DOMAIN)
+    )
 
 
 def test_zero_takes_no_optimizer_of_whole_variables() -> None:

@@ -123,17 +123,20 @@ def test_torchtitan_has_parameters_of_two_types(dtype: DType) -> None:
 @pytest.mark.parametrize("hook", ["", "bf16", "powersgd"])
 def test_accelerate_wraps_so(hook: str) -> None:
     pytest.importorskip("accelerate")
-    strategy = ddp_of_size(DOMAIN, 8 * MIB)
+    several = replace(DOMAIN, accumulate=4)
+    strategy = ddp_of_size(several, 8 * MIB)
     wanted: dict[str, Any] = {"bucket_cap_mb": 8, "gradient_as_bucket_view": True}
     if hook:
         encoding = Encoding(hook, 4 if hook == "powersgd" else 0)  # type: ignore[arg-type]
-        strategy = torch_engines.ddp_hooked(DOMAIN, encoding)
+        strategy = torch_engines.ddp_hooked(several, encoding)
         wanted.pop("bucket_cap_mb")
-    found = settings_for("accelerate", strategy, DOMAIN)
+    found = settings_for("accelerate", strategy, several)
     space: dict[str, Any] = {}
     lines = found.snippet.replace("Accelerator(", "Accelerator(cpu=True, ")
     exec(lines, space)  # what a user pastes into a script
     assert space["accelerator"].ddp_handler is space["wrapping"]
+    assert space["accelerator"].gradient_accumulation_steps == 4
+    assert found.settings["Accelerator"] == {"gradient_accumulation_steps": 4}
     assert space["wrapping"].to_kwargs() | wanted == space["wrapping"].to_kwargs()
     said = found.settings["DistributedDataParallelKwargs"].get("comm_hook", "no")
     assert space["wrapping"].comm_hook.value == said
@@ -156,7 +159,7 @@ def test_accelerate_wraps_so(hook: str) -> None:
             "some of its units reshard to a smaller group",
             "`fsdp2`",
         ),
-        ("accelerate", torch_engines.zero2, "by their classes", "`--for fsdp2`"),
+        ("accelerate", torch_engines.zero2, "by their classes", "fsdp_version=2"),
         ("accelerate", known_designs.ps_one_server, "parameter server", "another strategy"),
         (
             "accelerate",

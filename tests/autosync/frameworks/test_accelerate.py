@@ -318,7 +318,7 @@ def test_wrong_uses_are_refused_with_the_line_to_write(pair: Ranks) -> None:
         "optimizer alone": "(SGD) was prepared without its model",
         "two": "2 models to train came in one accelerator.prepare()",
         "uneven": "gives ranks the shares (0.75, 0.25)",
-        "fully sharded": "Use Accelerate's own FSDP2",
+        "fully sharded": "`autosync export TUNING --strategy ID` writes one",
         "placed": "and Accelerate takes every rank's parameters for whole",
         "lagging": "Pass allow_inexact=True",
         "missing": "cannot read the bundle 'missing on rank 1'",

@@ -11,8 +11,14 @@ import autosync
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import Attachment
 from tests.autosync.frameworks.launched import with_fresh_accelerate
-from tests.autosync.runtime.cases import Case
-from tests.autosync.runtime.distributing import ENGINES, bundle_of, largest_difference, refusal
+from tests.autosync.runtime.cases import Case, make_model
+from tests.autosync.runtime.distributing import (
+    ENGINES,
+    bundle_of,
+    largest_difference,
+    refusal,
+    warned,
+)
 from tests.autosync.runtime.ranks import Ranks
 from tests.long_parameters import long_after
 
@@ -276,3 +282,26 @@ def test_plans_that_lag_are_trained_saved_and_resumed(pair: Ranks, tmp_path: Pat
     first, second = pair.run(lagged, case, str(tmp_path))
     assert first == second
     assert first[0] == STEPS
+
+
+def found_unused(rank: int, world: int, folder: str) -> list[bool]:
+    """Whether DDP in place of a bundle that does not fit looks for unused parameters, where the
+    arguments say nothing and where they say no."""
+    from autosync.frameworks.transformers import use_bundle
+
+    other = bundle_of(SHARDED, make_model("mlp"), world)
+    chosen = []
+    for said in (None, False):
+        with_fresh_accelerate(rank, world)
+        trainer = make_trainer(folder, max_steps=1, ddp_find_unused_parameters=said)
+        use_bundle(trainer, other)
+        assert any("does not fit" in words for words in warned(trainer.train))
+        chosen.append(trainer.model_wrapped.find_unused_parameters)
+        autosync.detach(trainer.model)
+    return chosen
+
+
+def test_ddp_in_place_of_a_bundle_looks_for_unused_parameters_as_the_trainer_says(
+    pair: Ranks, tmp_path: Path
+) -> None:
+    assert pair.run(found_unused, str(tmp_path)) == [[True, False]] * 2

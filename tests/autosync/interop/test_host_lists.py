@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autosync.cluster.link_rates import StatedTransport
-from autosync.errors import InvalidInput, NotSupported
+from autosync.errors import InvalidInput
 from autosync.interop.gpu_topology import GpuTopology
 from autosync.interop.host_clusters import (
     HostHardware,
@@ -209,5 +209,13 @@ def test_rays_nodes_are_hosts_with_their_gpus() -> None:
         hosts_of_ray([node("a", GPU=0.5)])
     with pytest.raises(InvalidInput, match="0 hosts alive"):
         hosts_of_ray([gone])
-    with pytest.raises(NotSupported, match="no known device type"):
-        hosts_of_ray([node("a", GPU=1.0, accelerator_type_TPU=1.0)])
+
+
+def test_a_gpu_of_rays_that_is_not_known_is_stated() -> None:
+    odd = hosts_of_ray([node(name, GPU=1.0, accelerator_type_A5000=1.0) for name in ("a", "b")])
+    with pytest.raises(InvalidInput, match="is 'A5000', which is none"):
+        cluster_of_hosts(odd, HostHardware(100.0), "Ray")
+    stated = HostHardware(100.0, "a100")
+    found = cluster_of_hosts(odd, stated, "Ray")
+    assert {device.type for device in found.device_of_rank()} == {"a100"}
+    assert "--device a100 is used, not the list's A5000" in notes_on_hosts(odd, stated)

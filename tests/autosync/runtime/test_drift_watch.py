@@ -10,9 +10,15 @@ from unittest.mock import patch
 import autosync
 from autosync.bundle import Evidence
 from autosync.runtime import drift_watch
-from autosync.runtime.drift_watch import WINDOW, Drift, DriftWatch, expectation
+from autosync.runtime.drift_watch import (
+    WINDOW,
+    Drift,
+    DriftWatch,
+    expectation,
+    how_to_search_again,
+)
 from tests.autosync.runtime.cases import Case, loss_of, make_model, make_optimizer
-from tests.autosync.runtime.distributing import DDP, PLANS, bundle_of
+from tests.autosync.runtime.distributing import DDP, PLANS, bundle_of, fsdp2_bundle_of
 from tests.autosync.runtime.ranks import Ranks
 
 SHORT = 8
@@ -76,6 +82,17 @@ def test_the_expected_seconds_come_from_the_evidence() -> None:
     measured = replace(shipped, evidence=evidence)
     assert expectation(measured, False) == (0.3, "measured on a job", 1.2)
     assert expectation(measured, True) == (0.4, "measured on a job", 1.2)
+
+
+def test_a_sharded_model_is_tuned_again_in_the_next_run() -> None:
+    """`autosync.tune` refuses it in this one."""
+    sharded = fsdp2_bundle_of(make_model("mlp"), 2)
+    told = how_to_search_again(sharded, False)
+    assert 'space="fsdp2"' in told
+    assert "in the next run" in told
+    plan = bundle_of(PLANS["server"], make_model("mlp"), 2)
+    for again in (how_to_search_again(sharded, True), how_to_search_again(plan, False)):
+        assert "next run" not in again
 
 
 class Lines(logging.Handler):

@@ -202,6 +202,7 @@ def of_a_part(rank: int, world: int, case: Case) -> list[bool]:
         return []
     os.environ["AUTOSYNC_HOST"] = f"host{rank}"
     model = make_model("mlp")
+    names = list(model.state_dict())
     given, late = bundle_of(case, model, 2), case.staleness > 0
     network, optimizer = autosync.distribute(
         model, make_optimizer("sgd", model), given, group, allow_inexact=late
@@ -209,9 +210,10 @@ def of_a_part(rank: int, world: int, case: Case) -> list[bool]:
     loss_of(network, 0, rank).backward()
     optimizer.step()
     state = TrainingState(network, optimizer)
-    found = [bool(state.whole(place)) for place in range(2)]
+    found = [state.whole(place) for place in range(2)]
+    assert all(list(each["model"]) == names for each in found if each)  # without DDP's `module.`
     autosync.detach(network)
-    return found
+    return [bool(each) for each in found]
 
 
 @pytest.mark.parametrize("case", [DDP, *CASES.values()], ids=["ddp", *CASES])

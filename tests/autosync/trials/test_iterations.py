@@ -318,3 +318,12 @@ def test_replicas_have_a_digest_whatever_types_their_values_have() -> None:
     with torch.no_grad():
         waves.add_(1j)
     assert replica_digest(model) == pytest.approx(plain + 2.0)
+
+
+def test_tables_that_forward_passes_renormalize_have_no_part_in_the_digest() -> None:
+    table = nn.Embedding(4, 2, max_norm=0.1)
+    model = nn.Sequential(table, nn.Linear(2, 2))
+    plain = replica_digest(model)
+    model(torch.tensor([0, 3]))
+    assert replica_digest(model) == plain
+    assert replica_digest(table) == 0.0

@@ -242,6 +242,23 @@ def test_passes_at_other_scales_are_not_mixed(tmp_path: Path) -> None:
     assert "--again small" in refused.value.remedy
 
 
+class Shaped(ScriptedLauncher):
+    """Its pool is on other links."""
+
+    name = "testbed (4 nodes)"
+
+
+def test_passes_by_other_launchers_are_not_mixed(tmp_path: Path) -> None:
+    """As where a collection begins as root, and goes on without."""
+    plan = prepared(tmp_path)
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    more, launcher = replace(plan, strategies=COUNT + 1), Shaped(steady)
+    with pytest.raises(InvalidInput, match="by launcher scripted; this is testbed") as refused:
+        collect(more, tmp_path, launcher, silent)
+    assert "--launcher scripted" in refused.value.remedy
+    assert (launcher.ran, launcher.closed) == ([], 1)
+
+
 def test_a_strategy_that_fails_is_stored_with_its_reason(tmp_path: Path) -> None:
     lost = strategies_of(DOMAIN, COUNT, 3)[-1].strategy.id
 

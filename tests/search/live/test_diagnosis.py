@@ -99,6 +99,25 @@ def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
     assert "find_unused_parameters" in [each["name"] for each in first["mistakes"]]
 
 
+def _of_two_batches(rank: int, world: int) -> tuple[str, bool]:
+    """How the bare model is wrapped, and whether it has kept the method that it lacks."""
+    model, optimizer = _made("none")
+
+    def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_on(model, batch_of(rank, 0)).backward()
+        loss_on(model, batch_of(rank, 1)).backward()
+        optimizer.step()
+
+    found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS, predict=False)
+    return found.wrapping, hasattr(model, "no_sync")
+
+
+def test_a_step_of_two_batches_runs_on_a_bare_model(pair: Ranks) -> None:
+    assert pair.run(_of_two_batches) == [("none", False), ("none", False)]
+
+
 def _unmeasured(rank: int, world: int) -> list[str]:
     """Its iterator has no batch beyond those of the measured iterations."""
     model, optimizer = _made("ddp")

@@ -18,6 +18,7 @@ import autosync
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.settings import Settings
+from autosync.search.space import Space
 from autosync.trials.live import job as live_job
 from autosync.trials.live import job_pool
 from autosync.trials.live.job import ControlGroup
@@ -93,6 +94,8 @@ def cases(rank: int) -> dict[str, tuple[nn.Module, Any, dict[str, Any]]]:
         "no folder": (model, optimizer, {"save": "/nowhere/best.json"}),
         "no folder of trials": (model, optimizer, {"trials": "/nowhere/trials.json"}),
         "a folder": (model, optimizer, {"save": "/"}),
+        "shares": (model, optimizer, {"space": Space(uneven_shares=True)}),
+        "late": (model, optimizer, {"space": Space(staleness=(0, 2))}),
         "compiled": (Compiled(model), optimizer, {}),
         "compiled part": (nn.Sequential(Compiled(model)), optimizer, {}),
     }
@@ -126,6 +129,8 @@ def refusals(world: Ranks) -> list[dict[str, str]]:
         ("no folder", "save is '/nowhere/best.json', and there is no folder"),
         ("no folder of trials", "trials is '/nowhere/trials.json', and there is no folder"),
         ("a folder", "save is '/', and that is a folder"),
+        ("shares", "space: uneven_shares is true, and each rank of a running job"),
+        ("late", "space: staleness is [0, 2], and trials in a running job are synchronous"),
         ("compiled", "the model is compiled"),
         ("compiled part", "module '0' of the model is compiled"),
     ],

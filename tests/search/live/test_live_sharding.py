@@ -6,8 +6,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,11 +25,19 @@ from autosync.documents import from_json
 from autosync.errors import InvalidInput
 from autosync.runtime.updates.clipping import clip_before_step
 from autosync.search.designs.torch_engines import fsdp2
-from autosync.search.live.sharded_answers import check_untrained, no_room_beside_values
+from autosync.search.live.sharded_answers import (
+    check_untrained,
+    no_room_beside_values,
+    why_next_run,
+)
 from autosync.search.loop.earlier_document import EarlierTrials
 from autosync.search.loop.settings import Settings
 from autosync.search.space import SpaceName
 from autosync.simulator.memory.memory_check import most_peak_bytes
+from autosync.simulator.sharded_strategy import sharded_by
+from autosync.strategy import Encoding
+from autosync.trials.contract import TrialRequest
+from autosync.trials.live.job_pool import JobPool
 from autosync.trials.live.snapshot import take_snapshot
 from tests.autosync.runtime.cases import gap
 from tests.autosync.runtime.ranks import Ranks, ranks
@@ -97,7 +107,7 @@ def tuned(rank: int, optimizer_has_state: bool, save: Path) -> dict[str, Any]:
             space="fsdp2",
             max_grad_norm=NORM,
             settings=SETTINGS,
-            save=save,
+            save=save if rank == 0 else None,
             on_event=events,
         )
     gc.collect()
@@ -161,7 +171,9 @@ def test_a_job_that_has_begun_goes_on_under_ddp_and_says_what_to_do(
         assert rank["groups"] == 0
         assert rank["difference"] < 1e-5
         assert "the answer is torch's FSDP2" in rank["warned"]
-        assert f"autosync.distribute(model, optimizer, '{save}')" in rank["warned"]
+        assert "torch's DDP ran out of memory" in rank["warned"]
+        assert "autosync.TrainingState" in rank["warned"]
+        assert f'autosync.distribute(model, optimizer, "{save}")' in rank["warned"]
     assert load_bundle(save).plan.sharding is not None
 
 
@@ -207,6 +219,32 @@ def test_no_trial_takes_more_than_a_device_has() -> None:
 
     assert refusal(needed + 1e3) == ""
     assert "for the values of the job's own model" in refusal(needed - 1e3)
+
+
+def test_a_tuning_that_fails_says_what_was_not_tried_for_want_of_room() -> None:
+    domain = domain_of(layered_graph(((1000, 250),) * 12), grid_cluster(2))
+    tight = on_devices(domain, Device("cpu", memory_gb=1e-3))
+    refusal = partial(no_room_beside_values, tight)
+    pool = JobPool(cast(Any, None), "a job", refusal=refusal)
+    assert pool.with_refusal("DDP ran out of memory.") == "DDP ran out of memory."
+    with patch.object(JobPool, "world_size", 2):
+        result = pool.run(TrialRequest("one", make_bundle(fsdp2(tight), tight)))
+    assert result.error is not None
+    told = pool.with_refusal("DDP ran out of memory.")
+    assert told == f"DDP ran out of memory. Not tried: {result.error.message}"
+    assert "autosync tune --space fsdp2" in told
+    assert pool.with_refusal(told) == told
+
+
+def test_the_call_that_a_job_is_told_takes_a_lossy_answer() -> None:
+    """`distribute` refuses one that nobody has allowed."""
+    domain = domain_of(layered_graph(((1000, 250),) * 12), grid_cluster(2))
+    strategy = fsdp2(domain)
+    assert strategy.engine is not None
+    lossy = sharded_by(domain, strategy.engine, Encoding("bf16"))
+    told = why_next_run(make_bundle(lossy, domain), "best.json")
+    assert '(model, optimizer, "best.json", allow_lossy=True)' in told
+    assert "allow_lossy" not in why_next_run(make_bundle(strategy, domain), "best.json")
 
 
 def of_three_batches(rank: int, world: int, space: SpaceName | None, out: Path) -> bool:

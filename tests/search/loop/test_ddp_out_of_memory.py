@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autosync.cluster import Device
 from autosync.errors import AutosyncError
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.proposals import plain_name
+from autosync.search.loop import tuning_loop
 from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
 from autosync.search.loop.tuning_loop import describe_outcome, tune
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, MemoryStore
@@ -152,3 +154,28 @@ def test_a_search_without_gain_still_tries_what_had_no_room_with_swapping() -> N
     last = max((p for p in store.proposals() if p.phase == "search"), key=lambda p: p.round)
     assert last.round == 1
     assert last.candidate.strategy.extension(Offload) is not None
+
+
+@pytest.mark.parametrize("on_its_devices", [False, True])
+def test_ddp_that_ran_on_the_devices_themselves_fits_them(
+    monkeypatch: pytest.MonkeyPatch, on_its_devices: bool
+) -> None:
+    """A running job's trial took the memory of training; a replay says nothing of it."""
+
+    def seconds(strategy: Strategy) -> float:
+        return 1.0 if is_ddp(strategy) else 2.0
+
+    nothing = np.zeros(0, dtype=np.int64)
+    monkeypatch.setattr(tuning_loop, "fitting_rows", lambda *given: nothing)
+    outcome = tune(
+        DOMAIN,
+        Space(),
+        lambda: TablePool(seconds),
+        MemoryStore(),
+        AnalyticSimulator(),
+        SETTINGS,
+        lambda event: None,
+        on_its_devices=on_its_devices,
+    )
+    assert outcome.keep_ddp == on_its_devices
+    assert is_ddp(outcome.best.strategy) == on_its_devices

@@ -70,8 +70,9 @@ def test_a_budget_that_holds_no_step_any_more_is_left_out() -> None:
 def test_seconds_of_other_batches_an_update_are_refused() -> None:
     earlier = first_tuning()
     four = replace(DOMAIN, accumulate=4)
-    with pytest.raises(InvalidInput, match=r"updates of 1 batches, and this tuning.s have 4"):
+    with pytest.raises(InvalidInput, match=r"of 1 batches, and this tuning.s have 4") as one:
         usable(earlier, four, Space())
+    assert one.value.remedy.startswith("Tune with updates of 1 batches")  # a job has no option
     assert usable(replace(earlier, accumulate=4), four, Space()).accumulate == 4
 
 
@@ -166,7 +167,7 @@ def test_trials_as_a_file(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InvalidInput, match=r"trials\.json"):
             read_earlier(path)
-    with pytest.raises(InvalidInput, match="cannot read"):
+    with pytest.raises(InvalidInput, match=r"cannot read .* `autosync\.tune\(trials=\.\.\.\)`"):
         read_earlier(tmp_path / "none.json")
 
 

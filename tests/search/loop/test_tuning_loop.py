@@ -13,7 +13,7 @@ from autosync.errors import AutosyncError
 from autosync.population import Population, decode, encode
 from autosync.search.designs.known_designs import ddp, dear
 from autosync.search.loop import proposing
-from autosync.search.loop.outcome import Outcome, TuningEvent
+from autosync.search.loop.outcome import Outcome, TuningEvent, is_ddp
 from autosync.search.loop.proposing import proposals_of
 from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext, Shortlist
 from autosync.search.loop.settings import Settings
@@ -170,6 +170,18 @@ def test_a_failing_trial_costs_only_itself() -> None:
     assert failed
     assert all(row.error == "crashed: the worker fell over" for row in failed)
     assert outcome.ranked[-1] is failed[-1]
+
+
+def test_an_event_says_why_a_strategy_was_refused() -> None:
+    """In a running job nothing else does."""
+    full = TrialError("refused", "no room beside the job")
+    pool = TablePool(lambda strategy: 1.0 if is_ddp(strategy) else None, error=full)
+    events: list[TuningEvent] = []
+    simulator = AnalyticSimulator()
+    tune(DOMAIN, Space(), lambda: pool, MemoryStore(), simulator, SETTINGS, events.append)
+    refused = [event.message for event in events if ": refused" in event.message]
+    assert refused
+    assert all(each.endswith(": refused: no room beside the job") for each in refused)
 
 
 def test_without_ddp_there_is_no_comparison() -> None:

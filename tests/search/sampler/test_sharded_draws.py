@@ -114,8 +114,9 @@ def test_gradients_are_reduced_in_halves_where_loss_is_allowed() -> None:
 
 
 def test_domains_that_torch_cannot_shard_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="'v1' has a sparse gradient"):
+    with pytest.raises(InvalidInput, match="'v1' has a sparse gradient") as refused:
         sample(domain_of(chain_graph(sparse=(1,)), GPUS), SPACE, 0, 1, 0)
+    assert refused.value.remedy == "Leave the space out."  # a running job has no --space
     with pytest.raises(InvalidInput, match="tell no modules"):
         sample(domain_of(chain_graph(), GPUS), SPACE, 0, 1, 0)
     scaled = domain_of(layered_graph(((64, 32), (64, 32), (), (64, 32))), GPUS)

@@ -100,7 +100,7 @@ def _print(points: "list[ScaledPoint]", knee: int | None) -> None:
             number_in_words(point.samples_per_second),
             f"{point.efficiency:.0%}",
             point.binding,
-            *((number_in_words(point.samples_per_dollar or 0.0),) if priced else ()),
+            *((_for_a_dollar(point),) if priced else ()),
         )
         for point in points
     ]
@@ -115,3 +115,8 @@ def _print(points: "list[ScaledPoint]", knee: int | None) -> None:
     else:
         out.print(f"The knee: beyond [bold]{knee}[/] nodes a further one brings less than half.")
     out.print("[dim]Predictions: nothing was run.[/]")
+
+
+def _for_a_dollar(point: "ScaledPoint") -> str:
+    """Samples; empty where one of its nodes has no price."""
+    return "" if point.samples_per_dollar is None else number_in_words(point.samples_per_dollar)

@@ -103,6 +103,13 @@ def test_a_log_of_other_ranks_is_told(folder: Path) -> None:
     assert "for which the curve does not count" in " ".join(done.stderr.split())
 
 
+def test_a_log_of_nccl_is_not_taken_for_gloo(folder: Path) -> None:
+    calibrate = ("cluster", "calibrate", "--nccl-tests", "sweep.log", "-o", "gloo.yaml")
+    refused = autosync(folder, *calibrate, "example-4x1", code=2)
+    assert "is on gloo, and nccl-tests measure NCCL" in " ".join(refused.stderr.split())
+    assert not (folder / "gloo.yaml").exists()
+
+
 def test_what_a_log_does_not_say_is_stated_or_asked_for(folder: Path) -> None:
     (folder / "bare.txt").write_text(HEADING + ROWS)
     calibrate = ("cluster", "calibrate", "nccl.yaml", "--nccl-tests", "bare.txt", "-o", "bare.yaml")

@@ -213,6 +213,28 @@ def test_embeddings_renormalized_on_each_rank_are_named(pair: Ranks, case: Case)
         assert "with max_norm, a forward pass of 0 renormalizes" in words[0]
 
 
+def trained_renormalized(rank: int, world: int, case: Case) -> tuple[list[float], list[float]]:
+    """Rank 0 alone scales row 0 in its forward passes, and rank 1 row 4."""
+    table, head = nn.Embedding(5, 6, max_norm=0.1), nn.Linear(6, 3)
+    model = nn.Sequential(table, head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept: list[nn.Module] = []
+    warned(lambda: kept.append(distributed(rank, world, case, model, optimizer)[0]))
+    for _ in range(2):
+        optimizer.zero_grad()
+        kept[0](torch.tensor([2 * rank, 2 * rank + 2])).sum().backward()
+        optimizer.step()
+    autosync.detach(kept[0])
+    return head.weight.flatten().tolist(), table.weight[0].tolist()
+
+
+@pytest.mark.parametrize("case", [PLANS["all-reduce"], DDP], ids=["all-reduce", "ddp"])
+def test_embeddings_renormalized_on_each_rank_train_on(pair: Ranks, case: Case) -> None:
+    (head, row), (same_head, other_row) = pair.run(trained_renormalized, case)
+    assert head == same_head
+    assert row != other_row
+
+
 def lazy(rank: int, world: int, case: Case, runs: int) -> str:
     """runs: the rank that has run the model before."""
     model = nn.Sequential(nn.LazyLinear(10), nn.LazyBatchNorm1d())

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -194,6 +195,15 @@ def test_a_scalar_is_refused_by_name() -> None:
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(NotSupported, match="'scale' has no dimension"):
         check_shardable(model, [], FullyShard((), 2), cast(Any, None))
+
+
+def test_a_frozen_table_makes_no_sparse_gradients() -> None:
+    """A tuning shards such a model, whose variables are those that train."""
+    table = nn.Embedding(4, 2, sparse=True)
+    two_ranks = cast(Any, SimpleNamespace(size=lambda: 2))
+    with pytest.raises(NotSupported, match="makes sparse gradients"):
+        check_shardable(table, [], FullyShard((), 2), two_ranks)
+    check_shardable(table.requires_grad_(False), [], FullyShard((), 2), two_ranks)
 
 
 def test_an_adagrad_begins_its_state_anew_on_the_parts() -> None:

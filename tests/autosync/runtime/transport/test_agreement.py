@@ -103,6 +103,7 @@ def test_a_bundle_that_one_rank_cannot_read_stops_all(pair: Ranks, tmp_path: Pat
     fits = shipped(CASES["all_reduce"])
     ((other, mine),) = attempts(pair, [(fits, {}), (tmp_path / "gone.json", {})])
     assert "cannot read the bundle" in mine
+    assert "`autosync.tune(save=...)`, which writes it on rank 0's host alone" in mine
     assert other.startswith("rank 1 cannot begin: cannot read the bundle")
 
 

@@ -47,6 +47,45 @@ def test_a_scaler_whose_step_failed_half_way_begins_anew() -> None:
     assert scaler.get_scale() == 64.0
 
 
+def test_a_fused_step_that_failed_half_way_leaves_no_scale_behind() -> None:
+    """By which a GradScaler would multiply that of the next step."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = GradScaler("cpu", init_scale=64.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a peer is gone")
+
+    before = take_snapshot(model, [optimizer], [scaler])
+    step()
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    before.restore()
+    failing = optimizer.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="a peer is gone"):
+        step()
+    failing.remove()
+    before.restore()
+    step()
+    pairs = zip(values, model.parameters(), strict=True)
+    assert all(torch.equal(value, parameter) for value, parameter in pairs)
+
+
+def test_a_scale_that_a_script_has_set_stays() -> None:
+    """For a fused optimizer, of gradients that are multiplied without a GradScaler."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scale = torch.tensor(64.0)
+    optimizer.__dict__["grad_scale"] = scale
+    take_snapshot(model, [optimizer]).restore()
+    assert optimizer.__dict__["grad_scale"] is scale
+
+
 def test_several_optimizers_are_put_back() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     optimizers = [

@@ -298,6 +298,30 @@ def test_rows_of_several_batches_count_once() -> None:
     assert domain.variables.touched_rows.tolist() == [6]
 
 
+def look_up(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
+    optimizer.zero_grad()
+    model(rows).sum().backward()
+    optimizer.step()
+
+
+def test_a_table_stays_sparse_where_a_batch_looks_up_padding_alone() -> None:
+    model = Table()
+    model.embedding.padding_idx = 0
+    batches = [torch.tensor([3, 4]), torch.tensor([0, 0])]
+    found = record_job(job_of(look_up, model, batches=batches), None, "cpu")
+    (variable,) = found.graph.variables
+    assert (variable.sparse, variable.touched_rows) == (True, 2)
+
+
+def test_an_owner_may_update_rows_under_sparse_adam() -> None:
+    model = Table()
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+    job = job_of(look_up, model, optimizer, batches=[torch.tensor([3, 4])])
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        found = record_job(job, None, "cpu").optimizer
+    assert (found.name, found.elementwise, found.state_tensors) == ("sparseadam", True, 2)
+
+
 def test_iterations_have_as_many_batches() -> None:
     with pytest.raises(InvalidInput, match="2 batches in some iterations and 3 in others"):
         recorded_batches([2, 3])
