@@ -187,8 +187,8 @@ def _work(
 
 
 def free_from_dead_worker(at: Connection, tuning_id: str) -> str:
-    """End the lease of a worker of this machine that was killed. The name of another that has the
-    tuning; empty where none has, or a service is asked."""
+    """End the lease of the tuning's worker, if it ran on this machine and was killed. Returns the
+    name of a worker that still has the tuning; empty if none has, or if a service is asked."""
     if (database := at.database) is None:
         return ""
     from autosync.api.db.tables import ACTIVE, TuningRow

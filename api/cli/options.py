@@ -237,8 +237,8 @@ DEFAULT_DATABASE = "sqlite:///autosync.db"
 
 
 def database_option(db: str) -> str:
-    """Names it as a further command needs it, with a space before; empty where that takes it by
-    itself. A URL in the environment may have a password, which is not printed."""
+    """`--db URL` for a further command, with a space before it and without a password; empty where
+    that command finds the database by the environment or as the default."""
     if db == (os.environ.get(DATABASE_URL_VARIABLE) or DEFAULT_DATABASE):
         return ""
     from autosync.api.db.database import masked

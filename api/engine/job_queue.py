@@ -74,7 +74,7 @@ def claim(
     now = now_seconds()
     expired = and_(JobRow.state.in_(ACTIVE), JobRow.lease_until < now)
     named = JobRow.id == tuning_id if tuning_id is not None else true()
-    ending = JobRow.state == "cancelling"  # which needs nothing of who ends it
+    ending = JobRow.state == "cancelling"  # any worker can end it
     served_at = func.coalesce(ClientRow.served_at, 0.0)
     next_due = (
         select(JobRow.id)

@@ -35,7 +35,7 @@ HOST_AHEAD = (
     "its marks may be shorter than iterations. Call torch.cuda.synchronize() before prof.step()."
 )
 AHEAD_SHARE = 0.25
-"""Of an iteration, from which on a page says so."""
+"""The page says so where GPUs went on for more than this share of an iteration."""
 
 
 def diagnose(

@@ -130,7 +130,7 @@ def _change(at: "Connection", prefix: str, verb: Literal["cancel", "pause", "res
     from autosync.api.cli.tuning_lookup import find_tuning
 
     tuning_id = find_tuning(at.client, prefix).id
-    free_from_dead_worker(at, tuning_id)  # else it would wait for an answer of that one
+    free_from_dead_worker(at, tuning_id)  # else a killed worker would have to answer
     changed = getattr(at.client.tunings, verb)(tuning_id)
     out.print(f"Tuning {changed.id[:8]} is {changed.state}.")
 

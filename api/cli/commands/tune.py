@@ -218,8 +218,8 @@ def _masked(db: str) -> str:
 def _typed_launcher_options(
     prefix: str | None, python: str | None, ray_address: str | None, share_gpus: bool
 ) -> dict[str, str | bool]:
-    """What the command line says of this machine's workers, by option. The same in an environment
-    variable is left out."""
+    """Options for this machine's workers that were typed, with their values; those that have an
+    environment variable set are left out."""
     given: dict[str, tuple[str | bool | None, str]] = {
         "--prefix": (prefix, PREFIX_VARIABLE),
         "--python": (python, PYTHON_VARIABLE),
@@ -234,7 +234,7 @@ def _typed_launcher_options(
 
 
 def _refuse_launcher_options(typed: dict[str, str | bool]) -> None:
-    """Raises InvalidInput where there is one; variables stay unused."""
+    """Raises InvalidInput where one was typed. Environment variables are not used with --url."""
     for option, value in typed.items():
         raise InvalidInput(
             f"{option} is for the workers of this machine; with --url those of the service run "
