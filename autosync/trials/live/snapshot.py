@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
 from autosync.extensions.offload.arena import host_memory
@@ -98,18 +98,19 @@ class BufferCopy:
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
     """State of an optimizer by parameter, its groups without their parameters, whether it has
-    stepped, and what of `OF_SCALER` it had."""
+    stepped, what of `OF_SCALER` it had, and numbers among its attributes, which its class may count
+    in."""
 
     optimizer: Optimizer
     state: dict[Any, dict[str, Any]]
     groups: list[dict[str, Any]]
     has_begun: bool
-    of_scaler: dict[str, Any]
+    attributes: dict[str, Any]
 
     def restore(self) -> None:
         for name in OF_SCALER:
             self.optimizer.__dict__.pop(name, None)
-        self.optimizer.__dict__.update(self.of_scaler)
+        self.optimizer.__dict__.update(self.attributes)
         self.optimizer.state.clear()
         for key, state in self.state.items():
             self.optimizer.state[key] = restored(state)
@@ -133,7 +134,7 @@ def take_snapshot(
         ],
         buffers=[copy for module in model.modules() for copy in _buffer_copies(module)],
         modes=[(module, module.training) for module in model.modules()],
-        optimizers=[_optimizer_copy(optimizer) for optimizer in optimizers],
+        optimizers=[_optimizer_copy(optimizer) for optimizer in _with_inner(optimizers)],
         others=[(other, saved(other.state_dict())) for other in others],
         random_states=_random(),
         generators=[(each, each.get_state()) for each in _generators(batches)],
@@ -163,6 +164,19 @@ def _restore_parameter(parameter: nn.Parameter, value: Tensor, gradient: Tensor 
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
 
+def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """And those that they step inside of their own `step()`, where much of the state is: as
+    Lookahead and ZeroRedundancyOptimizer do."""
+    found: list[Optimizer] = []
+    left = list(optimizers)
+    while left:
+        one = left.pop()
+        if not any(one is known for known in found):
+            found.append(one)
+            left += [held for held in tree_leaves(vars(one)) if isinstance(held, Optimizer)]
+    return found
+
+
 def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
     return OptimizerCopy(
         optimizer,
@@ -172,7 +186,11 @@ def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
             for group in optimizer.param_groups
         ],
         has_begun=has_begun(optimizer),
-        of_scaler={name: value for name, value in vars(optimizer).items() if name in OF_SCALER},
+        attributes={
+            name: value
+            for name, value in vars(optimizer).items()
+            if name in OF_SCALER or isinstance(value, int | float)
+        },
     )
 
 

@@ -31,6 +31,7 @@ from autosync.trials.live.job_cluster import (
 from autosync.trials.live.job_pool import JobPool, counted_nics
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.request_names import GPU_IN_TURNS
+from tests.autosync.runtime.updates.test_optimizer_scope import Ahead, Counting
 from tests.autosync.trials.strategies import ddp, small_domain
 
 
@@ -103,6 +104,21 @@ def test_several_optimizers_are_put_back() -> None:
     assert not any(optimizer.state for optimizer in optimizers)
     pairs = zip(values, model.parameters(), strict=True)
     assert all(torch.equal(value, parameter) for value, parameter in pairs)
+
+
+def test_an_optimizer_inside_another_is_put_back() -> None:
+    """And what an optimizer counts in an attribute."""
+    model = nn.Linear(3, 2)
+    ahead, counting = Ahead(model.parameters(), 0.1), Counting(model.parameters(), 0.1)
+    before = take_snapshot(model, [ahead, counting])
+    model(torch.ones(1, 3)).sum().backward()
+    ahead.step()
+    counting.step()
+    assert len(ahead.fast.state) == 2
+    assert counting.steps == 1
+    before.restore()
+    assert not ahead.fast.state
+    assert counting.steps == 0
 
 
 class Averaging(nn.Module):
