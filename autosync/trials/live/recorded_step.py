@@ -35,6 +35,7 @@ class Tape:
     called: modules around variables, by name. ready: by variable, when its gradient was last
     complete. touched: by variable, rows of its gradient, which adds up all batches so far. batches:
     of the iteration, which began at step_begun. updated_early: one of them came behind an update.
+    in_forward: the model has been called, to train, and has not returned.
     """
 
     begun: Moment
@@ -49,6 +50,7 @@ class Tape:
     ended: Moment | None = None
     batches: int = 1
     updated_early: bool = False
+    in_forward: bool = False
     step_begun: Moment = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,12 +94,13 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
         shaped = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         if _trains() and tape.gradients:
             tape.begin_batch(moment_now(job.device))
+        tape.in_forward |= _trains()
         if _trains() and shaped:
             tape.batch_size = tape.batch_size or int(shaped[0].shape[0])
 
     def on_end(*_: Any) -> None:
         if _trains():
-            tape.forward_ended = moment_now(job.device)
+            tape.forward_ended, tape.in_forward = moment_now(job.device), False
 
     def on_update(*_: Any) -> None:
         tape.update.append(moment_now(job.device))
@@ -126,7 +129,7 @@ def _call_hooks(
     running: list[Call] = []  # calls of this module that have not returned
 
     def on_call(module: nn.Module, args: Any) -> None:
-        if not _trains():
+        if not _trains(tape):
             return
         rows = 0
         if isinstance(module, nn.Linear) and args and args[0].dim():
@@ -138,15 +141,17 @@ def _call_hooks(
         running.append(call)
 
     def on_output(module: nn.Module, args: Any, output: Any) -> None:
-        if _trains() and running:
+        if _trains(tape) and running:
             running.pop().output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
 
     return [module.register_forward_pre_hook(on_call), module.register_forward_hook(on_output)]
 
 
-def _trains() -> bool:
-    """Whether a forward trains: not an evaluation, not recomputed within a backward pass."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+def _trains(around: Tape | None = None) -> bool:
+    """Whether a forward trains: not an evaluation, not recomputed within a backward pass. around:
+    of the model's forward, in which a reentrant checkpoint calls modules without gradients."""
+    trained = torch.is_grad_enabled() or (around is not None and around.in_forward)
+    return trained and torch._C._current_graph_task_id() == -1
 
 
 def add_unused(tape: Tape, variables: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput, InvalidStrategy
@@ -78,6 +79,25 @@ def test_a_module_that_holds_others_has_its_own_output() -> None:
     assert [module_of(each) for each in operations] == ["", "inner", "inner", "narrow"]
     assert borders_of(graph, "inner").operations == (1, 2)
     assert borders_of(graph, "narrow").entering == ((2, 3),)
+
+
+class Adapted(nn.Module):
+    """All that trains runs in a reentrant checkpoint, as adapters in frozen blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.adapter = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.frozen(x).requires_grad_()
+        found: Tensor = checkpoint(self.adapter, hidden, use_reentrant=True)
+        return found
+
+
+def test_a_module_in_a_reentrant_checkpoint_is_one_operation() -> None:
+    (operation,) = recorded(Adapted()).operations
+    assert (operation.name, operation.output_bytes) == ("adapter.linear", BATCH * 3 * 4)
 
 
 class Containers(nn.Module):
