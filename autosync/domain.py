@@ -10,12 +10,15 @@ from pydantic import ConfigDict
 
 from autosync.cluster import Cluster, Device
 from autosync.cluster.devices import DEVICE_TYPES
-from autosync.documents import STRICT, UNLESS_ONE, content_hash
+from autosync.documents import STRICT, UNLESS_ONE, UNLESS_ZERO, content_hash
 from autosync.errors import InvalidInput
-from autosync.graph import ATTENTION, ITEM_BYTES, ModelGraph
+from autosync.graph import ATTENTION, ITEM_BYTES, Count, ModelGraph
 from autosync.optimizers import FOR_ATTENTION, FOR_OTHERS, KINDS
 
 MOST_ACCUMULATED = 65_536
+
+MOST_APART = 0.25
+"""Of the FLOPs of a profile and of a graph; those of other input lengths are further apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Profile:
         iteration runs, the mean over all iterations.
     update_seconds: of one optimizer step over all variables.
     source: `measured` on that device, or `estimated` (how, in `note`).
+    flops: of both passes of the graph that was measured; 0 where that is not known.
     """
 
     device: str
@@ -35,6 +39,7 @@ class Profile:
     update_seconds: float
     source: Literal["measured", "estimated"]
     note: str = ""
+    flops: Annotated[Count, UNLESS_ZERO] = 0
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -186,6 +191,15 @@ class Domain:
                 thing="profile.batch_size",
                 value=self.profile.batch_size,
                 remedy="Import and profile the model at one batch size.",
+            )
+        flops = self.graph.flops if self.profile.flops else 0
+        if abs(self.profile.flops - flops) > MOST_APART * flops:
+            raise InvalidInput(
+                f"the profile is of a step of {self.profile.flops / 1e9:.3g} GFLOP, graph "
+                f"{self.graph.name!r} of one of {flops / 1e9:.3g}: its inputs are of another size.",
+                thing="profile.flops",
+                value=self.profile.flops,
+                remedy="Profile a function (package.module:function) that has the graph's inputs.",
             )
 
     @cached_property

@@ -32,8 +32,17 @@ def held_units(domain: Domain) -> tuple[str, ...]:
     it would not gather (an attention's output projection). Their variables stay in the root.
 
     Raises:
-        NotSupported: a variable is a scalar, or the variables' names tell no modules to wrap.
+        NotSupported: parameters are frozen, a variable is a scalar, or the variables' names tell no
+            modules to wrap.
     """
+    if frozen_bytes := domain.graph.frozen_bytes:
+        raise NotSupported(
+            f"fully_shard would gather the {frozen_bytes / 1e9:.3g} GB of frozen parameters, too, "
+            "which neither predictions nor replayed trials count.",
+            thing="graph.frozen_bytes",
+            value=frozen_bytes,
+            remedy="Tune in the job itself: autosync.tune(..., space='fsdp2').",
+        )
     scalar = next((each for each in domain.graph.variables if not each.shape), None)
     if scalar is not None:
         raise NotSupported(

@@ -117,7 +117,10 @@ def _ways_out(
         if with_shards.max() < peaks.max():
             fits = "fits" if (with_shards <= devices).all() else "does not fit either"
             found.append(f"With {words} it takes {_gb(with_shards.max())} and {fits}.")
-    found.append(f"Devices of {_gb(peaks.max())} hold it (memory_gb in the cluster file).")
+    found.append(
+        f"Devices of {_gb(peaks.max())} hold it (memory_gb in the cluster file). Activation "
+        "checkpoints are not counted: with them it may fit."
+    )
     return found
 
 

@@ -124,6 +124,18 @@ def test_the_peak_adds_up_by_method() -> None:
     assert peaks_mb(domain, owned) == near(10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0)
 
 
+def test_every_rank_holds_frozen_parameters() -> None:
+    plain = four()
+    adapters = replace(plain, graph=replace(plain.graph, frozen_bytes=5_000_000))
+    reduced = strategy_of(plain, lambda v: AllReduce(0))
+    for strategy in (reduced, strategy_of(plain, lambda v: ReduceScatter(0, True))):
+        more = [each + 5.0 for each in peaks_mb(plain, strategy)]
+        assert peaks_mb(adapters, strategy) == pytest.approx(more)
+    # Values 4, gradients 4, state 8; two temporaries of the largest variable.
+    assert memory_of(plain).alone_bytes() == 18e6
+    assert memory_of(adapters).alone_bytes() == 23e6
+
+
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_a_gpu_updates_owned_and_sharded_values_message_by_message(backend: Backend) -> None:
     """What gloo receives for it is in host memory."""
