@@ -29,7 +29,7 @@ class Profile:
         iteration runs, the mean over all iterations.
     update_seconds: of one optimizer step over all variables.
     source: `measured` on that device, or `estimated` (how, in `note`).
-    flops: of both passes of the graph that was measured; 0 where that is not known.
+    flops: of both passes of the graph that it is of; 0 where it was not noted.
     """
 
     device: str

@@ -94,7 +94,6 @@ def read_trace_profile(
         update_seconds=roofline.update_seconds,
         source="measured",
         note=_note(traced, sum(missing.values()), operations),
-        flops=graph.flops,
     )
     return TracedProfile(profile, dict(missing))
 
