@@ -162,6 +162,7 @@ def diagnose(
                     take_snapshot(unwrapped(model), optimizers, others),
                     control,
                     PATIENCE,
+                    ddp_options={"find_unused_parameters": True},  # as the job may do
                     stated_device_type=device_type,
                 )
                 try:

@@ -50,7 +50,9 @@ def _made(how: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     tiny = Tiny()
     model: nn.Module = tiny
-    if how == "ddp":
+    if how == "unused":
+        tiny.spare = nn.Linear(2, 2)
+    if how in ("ddp", "unused"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     if how == "fsdp2":
         for layer in tiny.layers:
@@ -97,6 +99,12 @@ def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
     assert 0 < attainable["best_seconds"] <= attainable["ddp_seconds"]
     assert first["links"][0]["gbps"] > 0
     assert "find_unused_parameters" in [each["name"] for each in first["mistakes"]]
+
+
+def test_a_job_that_leaves_parameters_out_is_predicted(pair: Ranks) -> None:
+    first, _ = pair.run(_diagnosed, "unused", True)
+    assert not any("Nothing is predicted" in each for each in first["notes"])
+    assert first["attainable"]["ddp_seconds"] > 0
 
 
 def _of_two_batches(rank: int, world: int) -> tuple[str, bool]:
