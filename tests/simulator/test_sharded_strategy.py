@@ -56,3 +56,5 @@ def test_frozen_parameters_are_left_to_the_job_itself() -> None:
     with pytest.raises(NotSupported, match="14 GB of frozen parameters") as refused:
         held_units(adapters)
     assert "autosync.tune" in refused.value.remedy
+    table = domain_of(replace(layered_graph(), frozen_bytes=100))
+    assert held_units(table) == held_units(domain_of(layered_graph()))
