@@ -18,7 +18,8 @@ from autosync.optimizers import FOR_ATTENTION, FOR_OTHERS, KINDS
 MOST_ACCUMULATED = 65_536
 
 MOST_APART = 0.25
-"""Of the FLOPs of a profile and of a graph; those of other input lengths are further apart."""
+"""Of the forward FLOPs of a profile and of a graph; other input lengths are further apart. Those of
+backward depend on checkpoints and on what is frozen as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Profile:
         iteration runs, the mean over all iterations.
     update_seconds: of one optimizer step over all variables.
     source: `measured` on that device, or `estimated` (how, in `note`).
-    flops: of both passes of the graph that it is of; 0 where it was not noted.
+    forward_flops: of the graph that it is of; 0 where it was not noted.
     """
 
     device: str
@@ -39,7 +40,7 @@ class Profile:
     update_seconds: float
     source: Literal["measured", "estimated"]
     note: str = ""
-    flops: Annotated[Count, UNLESS_ZERO] = 0
+    forward_flops: Annotated[Count, UNLESS_ZERO] = 0
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -192,14 +193,14 @@ class Domain:
                 value=self.profile.batch_size,
                 remedy="Import and profile the model at one batch size.",
             )
-        flops = self.graph.flops if self.profile.flops else 0
-        if abs(self.profile.flops - flops) > MOST_APART * flops:
+        own, flops = self.graph.forward_flops, self.profile.forward_flops
+        if own and flops and abs(flops - own) > MOST_APART * own:
             raise InvalidInput(
-                f"the profile is of a step of {self.profile.flops / 1e9:.3g} GFLOP, graph "
-                f"{self.graph.name!r} of one of {flops / 1e9:.3g}: its inputs are of another size.",
-                thing="profile.flops",
-                value=self.profile.flops,
-                remedy="Profile a function (package.module:function) that has the graph's inputs.",
+                f"the profile is of a forward pass of {flops / 1e9:.3g} GFLOP, graph "
+                f"{self.graph.name!r} of one of {own / 1e9:.3g}: its inputs are of another size.",
+                thing="profile.forward_flops",
+                value=flops,
+                remedy="Import and profile the same function (package.module:function).",
             )
 
     @cached_property

@@ -223,9 +223,13 @@ class ModelGraph:
         return self.size_bytes + self.frozen_bytes
 
     @property
+    def forward_flops(self) -> int:
+        return sum(each.forward_flops for each in self.operations)
+
+    @property
     def flops(self) -> int:
         """Of both passes."""
-        return sum(each.forward_flops + each.backward_flops for each in self.operations)
+        return self.forward_flops + sum(each.backward_flops for each in self.operations)
 
     @property
     def parameters(self) -> int:

@@ -205,6 +205,7 @@ def test_a_strategy_that_does_not_fit_is_refused_with_the_ways_out() -> None:
     assert "zero1" in refused.value.remedy
     assert "fits" in refused.value.remedy
     assert "Devices of 0.02 GB" in refused.value.remedy
+    assert "checkpoints" not in refused.value.remedy  # it would not fit without activations
 
 
 def test_a_smaller_batch_is_named_where_it_fits() -> None:
@@ -215,6 +216,7 @@ def test_a_smaller_batch_is_named_where_it_fits() -> None:
         check_memory(strategy_of(domain, AllReduce), domain)
     # 16 MB of values, buffer and state, a gradient of 1 MB, and 5 MB of outputs an example.
     assert "at a batch size of 2 a replica (now 8)" in refused.value.remedy
+    assert "checkpoints are not counted" in refused.value.remedy
 
 
 def test_a_population_is_sifted() -> None:

@@ -73,7 +73,7 @@ def profile(
         graph, found = _traced(model, batch, device, trace)
     else:
         graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
-    found = replace(found, flops=graph.flops)
+    found = replace(found, forward_flops=graph.forward_flops)
     if output is not None:
         write_text(output, to_json(found))
         say(f"[dim]written to {escape(str(output))}[/]")

@@ -100,6 +100,26 @@ def test_a_module_in_a_reentrant_checkpoint_is_one_operation() -> None:
     assert (operation.name, operation.output_bytes) == ("adapter.linear", BATCH * 3 * 4)
 
 
+class Taught(nn.Module):
+    """Its own teacher, which runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+        self.other = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.other(x) + self.inner(x)
+        found: Tensor = self.inner(x) + 0 * self.other.weight.sum() + self.other.bias - target
+        return found
+
+
+def test_what_runs_without_gradients_in_a_training_forward_is_no_operation() -> None:
+    (operation,) = recorded(Taught()).operations
+    assert operation.name == "inner.linear"
+
+
 class Containers(nn.Module):
     """A list of blocks and a table of heads, of which nobody calls the containers themselves; and
     an attention whose projection nobody calls, for it reads the values itself."""
