@@ -41,9 +41,9 @@ WRAPPED = {
 
 @dataclass(frozen=True, slots=True)
 class Attainable:
-    """limit_seconds: of any exact strategy, with what ranks spend on input. tightest: `compute`,
-    `transfer` or `schedule`. best_seconds, ddp_seconds: predicted. best: the strategy's name.
-    simulator: that predicted."""
+    """All with what ranks spend on input. limit_seconds: of any exact strategy. tightest:
+    `compute`, `compute and input`, `transfer` or `schedule`. best_seconds, ddp_seconds: predicted.
+    best: the strategy's name. simulator: that predicted."""
 
     limit_seconds: float
     tightest: str
@@ -83,14 +83,17 @@ class Diagnosis:
         """Of an iteration as it runs; under the profiler where nothing else is known."""
         return self.step_seconds or self.breakdown.iteration_seconds
 
+    def part_seconds(self, part: str) -> float:
+        """Of a part of `RankSeconds`, scaled to `seconds`."""
+        return self.breakdown.mean(part) / self.breakdown.iteration_seconds * self.seconds
+
     @property
     def limit_seconds(self) -> float:
         """No strategy iterates faster. Without a prediction: what is left of the iteration where
         all communication is hidden and no rank waits."""
         if self.attainable is not None:
             return self.attainable.limit_seconds
-        parts = [self.breakdown.mean(part) for part in ("compute", "input", "python")]
-        return sum(parts) / self.breakdown.iteration_seconds * self.seconds
+        return sum(map(self.part_seconds, ("compute", "input", "python")))
 
     @property
     def gain(self) -> float:

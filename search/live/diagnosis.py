@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
+from torch.utils.data import DataLoader
 
 from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 from autosync.bundle import make_bundle
@@ -166,7 +167,8 @@ def diagnose(
                 )
                 try:
                     job.batches = [] if fetched is None else [fetched.latest]
-                    attainable, links = _predicted(job, batch_size, report)
+                    input_seconds = measured.part_seconds("input")
+                    attainable, links = _predicted(job, batch_size, input_seconds, report)
                 except AutosyncError as error:  # agreed: on every rank
                     notes.append(f"Nothing is predicted: {error}")
                 finally:
@@ -206,13 +208,19 @@ def _measured(
                 batch = fetched.next()
             step(model, optimizer, batch)
 
+    def warm_up() -> None:
+        """While the rank was busy, workers have fetched ahead what iterations would wait for."""
+        if fetched is not None:
+            fetched.drop_ahead()
+        run(0)
+
     def count_passes() -> int:
         with counted_passes(model) as passes:
-            run(0)
+            warm_up()
         return passes[0]
 
     def traced() -> RankTrace:
-        return traced_iterations(run, iterations, device)
+        return traced_iterations(run, iterations, device, warm_up)
 
     report(f"timing {iterations} iterations as they run")
     control.agreed(lambda: timed_iterations(run, WARM_UP, device))
@@ -277,6 +285,12 @@ class _Batches:
             remedy="Give every rank a DataLoader, or an iterator with enough batches.",
         )
 
+    def drop_ahead(self) -> None:
+        """As many batches as workers of a DataLoader fetch ahead; none of other iterables."""
+        if isinstance(self._batches, DataLoader):
+            for _ in range(self._batches.num_workers * (self._batches.prefetch_factor or 0)):
+                self.next()
+
 
 def _stream_of(control: ControlGroup, batches: Iterable[Any] | None) -> _Batches | None:
     """None where no rank was given batches.
@@ -311,7 +325,7 @@ def _no_prediction(model: nn.Module, predict: bool) -> str | None:
 
 
 def _predicted(
-    job: LiveJob, batch_size: int | None, report: Callable[[str], None]
+    job: LiveJob, batch_size: int | None, input_seconds: float, report: Callable[[str], None]
 ) -> tuple[Attainable | None, Any]:
     """What is attainable, on rank 0; the measured rates of links, on every rank."""
     control = job.control
@@ -328,6 +342,8 @@ def _predicted(
         [LinkRate("ranks of a host", min(inside))] if inside else []
     )
     domain = _agreed(control, lambda: recorded.domain_on(cluster))
+    if not job.batches and job.accumulate == 1:
+        input_seconds = 0.0  # the step fetches its own: the domain's first operation has that time
     report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)
@@ -341,7 +357,7 @@ def _predicted(
         finally:
             pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
         report(f"ranking {PROPOSALS:,} strategies by prediction")
-        return attainable_in(measured)
+        return attainable_in(measured, input_seconds)
 
     found: Attainable | None = _agreed(control, attainable)  # as the others, once dismissed
     return found, tuple(links)
@@ -359,9 +375,13 @@ def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:
         raise InvalidInput(text, thing="prediction", value=text) from error
 
 
-def attainable_in(domain: Domain) -> Attainable:
+def attainable_in(domain: Domain, input_seconds: float = 0.0) -> Attainable:
     """The limit of a domain, and the best by prediction of designs and sampled strategies that fit
-    the devices' memory; torch's DDP in any case."""
+    the devices' memory; torch's DDP in any case.
+
+    input_seconds: that ranks wait for batches in an iteration, beside what the domain has. No
+        strategy shortens them; the limit takes it that messages travel meanwhile.
+    """
     simulator = default_simulator()
     space = Space(sharded_parameters=False)
     known = known_designs(domain, space, simulator)
@@ -374,4 +394,7 @@ def attainable_in(domain: Domain) -> Attainable:
     if fitting and sampled.seconds[fitting[0]] < seconds:
         name = f"a sampled strategy ({sampled.index[fitting[0]]})"
         seconds = float(sampled.seconds[fitting[0]])
-    return Attainable(limit.seconds, limit.tightest, seconds, name, ddp, simulator.name)
+    busy = domain.accumulate * limit.compute_seconds + input_seconds
+    tightest = "compute and input" if input_seconds and busy >= limit.seconds else limit.tightest
+    seconds, ddp, least = seconds + input_seconds, ddp + input_seconds, max(limit.seconds, busy)
+    return Attainable(least, tightest, seconds, name, ddp, simulator.name)
