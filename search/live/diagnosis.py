@@ -163,12 +163,12 @@ def diagnose(
                     take_snapshot(unwrapped(model), optimizers, others),
                     control,
                     PATIENCE,
+                    ddp_options={"find_unused_parameters": True},  # the step may leave some out
                     stated_device_type=device_type,
                 )
                 try:
                     job.batches = [] if fetched is None else [fetched.latest]
-                    input_seconds = measured.part_seconds("input")
-                    attainable, links = _predicted(job, batch_size, input_seconds, report)
+                    attainable, links = _predicted(job, batch_size, measured, report)
                 except AutosyncError as error:  # agreed: on every rank
                     notes.append(f"Nothing is predicted: {error}")
                 finally:
@@ -325,7 +325,7 @@ def _no_prediction(model: nn.Module, predict: bool) -> str | None:
 
 
 def _predicted(
-    job: LiveJob, batch_size: int | None, input_seconds: float, report: Callable[[str], None]
+    job: LiveJob, batch_size: int | None, measured: Diagnosis, report: Callable[[str], None]
 ) -> tuple[Attainable | None, Any]:
     """What is attainable, on rank 0; the measured rates of links, on every rank."""
     control = job.control
@@ -342,8 +342,8 @@ def _predicted(
         [LinkRate("ranks of a host", min(inside))] if inside else []
     )
     domain = _agreed(control, lambda: recorded.domain_on(cluster))
-    if not job.batches and job.accumulate == 1:
-        input_seconds = 0.0  # the step fetches its own: the domain's first operation has that time
+    apart = job.batches or job.accumulate > 1  # else in the first operation, as a part of the step
+    input_seconds = measured.part_seconds("input") if apart else 0.0
     report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)
@@ -353,11 +353,11 @@ def _predicted(
         pool = JobPool(job, "job")
         until = pool.clock() + PROBE_SECONDS
         try:
-            measured = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
+            probed = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
         finally:
             pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
         report(f"ranking {PROPOSALS:,} strategies by prediction")
-        return attainable_in(measured, input_seconds)
+        return attainable_in(probed, input_seconds)
 
     found: Attainable | None = _agreed(control, attainable)  # as the others, once dismissed
     return found, tuple(links)

@@ -205,15 +205,22 @@ def _of_ranks(
     try:
         inner = made.module.to(device)
         inputs = map_tensors(next(iter(each_example(made.example_inputs))), lambda t: t.to(device))
-        model: nn.Module
-        if wrap == "ddp":
-            model = torch.nn.parallel.DistributedDataParallel(inner)
-        else:
-            model = _sharded(inner)
         arguments, keywords = module_arguments(inner, inputs, made.loss)
 
-        def step(model: "nn.Module", optimizer: torch.optim.Optimizer) -> None:
+        def backward(model: "nn.Module") -> None:
             loss_of(model(*arguments, **keywords), inputs, made.loss).backward()
+
+        model: nn.Module
+        if wrap == "ddp":
+            _check_step(target, lambda: backward(inner))
+            unused = any(p.requires_grad and p.grad is None for p in inner.parameters())
+            inner.zero_grad()
+            model = torch.nn.parallel.DistributedDataParallel(inner, find_unused_parameters=unused)
+        else:
+            model = _sharded(inner)
+
+        def step(model: "nn.Module", optimizer: torch.optim.Optimizer) -> None:
+            backward(model)
             optimizer.step()
             optimizer.zero_grad()
 

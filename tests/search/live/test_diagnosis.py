@@ -146,8 +146,12 @@ def test_without_a_prediction_every_rank_has_the_rest(pair: Ranks) -> None:
 
 
 def _fed(rank: int, world: int) -> tuple[float, float]:
-    """The input that predictions are given, and what the measurement says of it."""
-    model, optimizer = _made("ddp")
+    """The input that predictions are given, and what the measurement says of it. The step leaves
+    two parameters out."""
+    tiny = Tiny()
+    tiny.add_module("unused", nn.Linear(2, 2))
+    model = DistributedDataParallel(tiny, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batches = [batch_of(rank, number) for number in range(2)]
     made = (
         patch.object(diagnosis, "measure_message_costs", side_effect=lambda _, domain, *__: domain),
