@@ -82,11 +82,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def wrapping_of(model: nn.Module) -> Wrapping:
-    """How torch synchronizes the model, if it does."""
+    """How torch synchronizes the model, or modules of it, if it does."""
     inner = getattr(model, "_orig_mod", model)
-    if isinstance(inner, DistributedDataParallel):
-        return "ddp"
     kinds = {kind.__name__ for each in inner.modules() for kind in type(each).__mro__}
+    if "DistributedDataParallel" in kinds:
+        return "ddp"
     if "FullyShardedDataParallel" in kinds:
         return "fsdp1"
     return "fsdp2" if "FSDPModule" in kinds else "none"

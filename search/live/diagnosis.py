@@ -311,10 +311,10 @@ def _no_prediction(model: nn.Module, predict: bool) -> str | None:
     """Why nothing is predicted; empty where nobody asked; None where it can be."""
     if not predict:
         return ""
-    if wrapping_of(model) in ("fsdp1", "fsdp2"):
+    if wrapping_of(unwrapped(model)) != "none":
         return (
-            "Nothing is predicted for a model that is sharded: the limit is what is left where all "
-            "communication is hidden."
+            "Nothing is predicted for a model that is sharded, or with DDP around its modules: the "
+            "limit is what is left where all communication is hidden."
         )
     if any(is_compiled(module) for module in model.modules()) or is_compiled(model):
         return (

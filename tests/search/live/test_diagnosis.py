@@ -175,6 +175,21 @@ def test_predictions_are_given_what_ranks_spend_on_input(pair: Ranks) -> None:
         assert measured > 0
 
 
+def _within(rank: int, world: int) -> tuple[str, bool, str]:
+    model = nn.Sequential(DistributedDataParallel(Tiny()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = step_on(batch_of(rank, 0))
+    found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS)
+    return found.wrapping, found.attainable is None, found.notes[-1]
+
+
+def test_nothing_is_predicted_of_ddp_around_modules(pair: Ranks) -> None:
+    """As of the networks of a GAN: their own iterations would not be without messages."""
+    for wrapping, unknown, note in pair.run(_within):
+        assert (wrapping, unknown) == ("ddp", True)
+        assert "with DDP around its modules" in note
+
+
 def test_no_strategy_shortens_the_input() -> None:
     domain = replace(domain_of(cluster=grid_cluster(2, 2, gbps=0.01)), accumulate=2)
     computing = 2 * iteration_limit(domain).compute_seconds
