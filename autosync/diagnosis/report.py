@@ -89,11 +89,12 @@ class Diagnosis:
 
     @property
     def limit_seconds(self) -> float:
-        """No strategy iterates faster. Without a prediction: what is left of the iteration where
-        all communication is hidden and no rank waits."""
+        """No strategy iterates faster. Without a prediction: what the slowest rank takes where all
+        communication is hidden; the others wait for it."""
         if self.attainable is not None:
             return self.attainable.limit_seconds
-        return sum(map(self.part_seconds, ("compute", "input", "python")))
+        least = max(each.compute + each.input + each.python for each in self.breakdown.ranks)
+        return least / self.breakdown.iteration_seconds * self.seconds
 
     @property
     def gain(self) -> float:

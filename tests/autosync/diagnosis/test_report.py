@@ -35,6 +35,15 @@ def test_without_a_prediction_the_limit_hides_all_communication() -> None:
     assert sharded.verdict == "Worth tuning: up to 1.43 times as fast."
 
 
+def test_no_strategy_shortens_what_the_slowest_rank_does() -> None:
+    """The other one waits for it in half of an iteration."""
+    fast, slow = (replace(each, transfer=0.0, python=0.1) for each in GOOD.ranks)
+    ranks = (replace(fast, compute=0.4, waiting=0.5), replace(slow, compute=0.9))
+    found = replace(MEASURED, wrapping="fsdp2", breakdown=replace(GOOD, ranks=ranks))
+    assert found.limit_seconds == pytest.approx(1.0)
+    assert found.verdict == "Keep FSDP2: at most 0% of an iteration can be gained."
+
+
 def test_ranks_that_send_nothing() -> None:
     silent = replace(GOOD, ranks=tuple(replace(each, in_flight=0.0) for each in GOOD.ranks))
     assert "are the ranks synchronized" in replace(MEASURED, breakdown=silent).verdict
