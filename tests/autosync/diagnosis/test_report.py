@@ -18,6 +18,7 @@ MEASURED = Diagnosis(1, "ddp", "cuda", 1.0, GOOD)
     ("limit", "best", "says"),
     [
         (0.5, 0.6, "Worth tuning: 1.50 times as fast by prediction, at most 2.00 times as fast."),
+        (0.8, 0.6, "Worth tuning: 1.25 times as fast by prediction, at most 1.25 times as fast."),
         (0.5, 0.89, "Keep DDP: the best predicted strategy gains 1%; the limit is 2.00 times"),
         (0.97, 0.6, "Keep DDP: at most 3% of an iteration can be gained."),
         (1.4, 0.6, "Keep DDP: at most 0% of an iteration can be gained."),
