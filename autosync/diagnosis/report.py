@@ -103,8 +103,8 @@ class Diagnosis:
 
     @property
     def predicted_gain(self) -> float | None:
-        """How many times as fast as DDP the best strategy is predicted to be, and at most `gain`, as
-        DDP may be faster than predicted; None where DDP does not run, or nothing is predicted."""
+        """How many times as fast as DDP the best strategy is predicted to be, and at most `gain`:
+        DDP may be faster than predicted. None where DDP does not run, or nothing is predicted."""
         each = self.attainable
         if each is None or self.wrapping != "ddp":
             return None

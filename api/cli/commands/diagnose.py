@@ -117,10 +117,10 @@ def diagnose(
         if live is None:
             return
         found = live
+    typer.echo(found.to_json() if json else found.to_text())  # also where the file fails
     if output is not None:
         write_text(output, _written(found, output.suffix))
         say(f"wrote {escape(str(output))}")
-    typer.echo(found.to_json() if json else found.to_text())
 
 
 def _written(found: "Diagnosis", suffix: str) -> str:
