@@ -41,7 +41,7 @@ WRAPPED = {
 
 @dataclass(frozen=True, slots=True)
 class Attainable:
-    """All with what ranks spend on input. limit_seconds: of any exact strategy. tightest:
+    """All with the input of the slowest rank. limit_seconds: of any exact strategy. tightest:
     `compute`, `compute and input`, `transfer` or `schedule`. best_seconds, ddp_seconds: predicted.
     best: the strategy's name. simulator: that predicted."""
 
@@ -83,9 +83,15 @@ class Diagnosis:
         """Of an iteration as it runs; under the profiler where nothing else is known."""
         return self.step_seconds or self.breakdown.iteration_seconds
 
-    def part_seconds(self, part: str) -> float:
-        """Of a part of `RankSeconds`, scaled to `seconds`."""
-        return self.breakdown.mean(part) / self.breakdown.iteration_seconds * self.seconds
+    def _longest(self, *parts: str) -> float:
+        """The most that a rank spends on these parts of `RankSeconds`, scaled to `seconds`."""
+        most = max(sum(getattr(rank, part) for part in parts) for rank in self.breakdown.ranks)
+        return float(most / self.breakdown.iteration_seconds * self.seconds)
+
+    @property
+    def input_seconds(self) -> float:
+        """By so much input lengthens what the slowest rank does by itself."""
+        return self._longest("compute", "python", "input") - self._longest("compute", "python")
 
     @property
     def limit_seconds(self) -> float:
@@ -93,8 +99,7 @@ class Diagnosis:
         communication is hidden; the others wait for it."""
         if self.attainable is not None:
             return self.attainable.limit_seconds
-        least = max(each.compute + each.input + each.python for each in self.breakdown.ranks)
-        return least / self.breakdown.iteration_seconds * self.seconds
+        return self._longest("compute", "python", "input")
 
     @property
     def gain(self) -> float:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ from autosync.trials.live.step_graph import record_job
 
 log = logging.getLogger("autosync")
 
-WARM_UP = 3
+WARM_UP = 2  # before the iteration that counts passes
 ITERATIONS = 10
 PROPOSALS = 2_000
 """Ranked for what the best strategy would reach."""
@@ -163,7 +164,7 @@ def diagnose(
                     take_snapshot(unwrapped(model), optimizers, others),
                     control,
                     PATIENCE,
-                    ddp_options={"find_unused_parameters": True},  # the step may leave some out
+                    ddp_options={"find_unused_parameters": True},  # as the job may do
                     stated_device_type=device_type,
                 )
                 try:
@@ -264,15 +265,12 @@ class _Batches:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
-        self._stream: Iterator[Any] = iter(batches)
-        self._ahead: list[Any] = []
         self.latest: Any = None
-        self._ahead.append(self.next())
+        self._stream: Iterator[Any] = iter(batches)
+        self._stream = chain([self.next()], self._stream)
 
     def next(self) -> Any:
         """The next batch, which then is the latest."""
-        if self._ahead:
-            return self._ahead.pop()
         for _ in range(2):
             for batch in self._stream:
                 self.latest = batch
@@ -286,10 +284,12 @@ class _Batches:
         )
 
     def drop_ahead(self) -> None:
-        """As many batches as workers of a DataLoader fetch ahead; none of other iterables."""
+        """As many batches as workers of a DataLoader fetch ahead, never beyond the epoch; none of
+        other iterables."""
         if isinstance(self._batches, DataLoader):
-            for _ in range(self._batches.num_workers * (self._batches.prefetch_factor or 0)):
-                self.next()
+            ahead = self._batches.num_workers * (self._batches.prefetch_factor or 0)
+            for _ in islice(self._stream, ahead):
+                pass
 
 
 def _stream_of(control: ControlGroup, batches: Iterable[Any] | None) -> _Batches | None:
@@ -343,7 +343,7 @@ def _predicted(
     )
     domain = _agreed(control, lambda: recorded.domain_on(cluster))
     apart = job.batches or job.accumulate > 1  # else in the first operation, as a part of the step
-    input_seconds = measured.part_seconds("input") if apart else 0.0
+    input_seconds = measured.input_seconds if apart else 0.0
     report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)
@@ -379,8 +379,8 @@ def attainable_in(domain: Domain, input_seconds: float = 0.0) -> Attainable:
     """The limit of a domain, and the best by prediction of designs and sampled strategies that fit
     the devices' memory; torch's DDP in any case.
 
-    input_seconds: that ranks wait for batches in an iteration, beside what the domain has. No
-        strategy shortens them; the limit takes it that messages travel meanwhile.
+    input_seconds: of the slowest rank's iteration, beside what the domain has. No strategy shortens
+        them; the limit takes it that messages travel meanwhile.
     """
     simulator = default_simulator()
     space = Space(sharded_parameters=False)

@@ -213,9 +213,13 @@ def _of_ranks(
         model: nn.Module
         if wrap == "ddp":
             _check_step(target, lambda: backward(inner))
-            unused = any(p.requires_grad and p.grad is None for p in inner.parameters())
+            left_out = any(p.requires_grad and p.grad is None for p in inner.parameters())
+            unused = torch.tensor(float(left_out), device=device)
+            dist.all_reduce(unused, dist.ReduceOp.MAX)  # ranks must give DDP the same
             inner.zero_grad()
-            model = torch.nn.parallel.DistributedDataParallel(inner, find_unused_parameters=unused)
+            model = torch.nn.parallel.DistributedDataParallel(
+                inner, find_unused_parameters=bool(unused)
+            )
         else:
             model = _sharded(inner)
 

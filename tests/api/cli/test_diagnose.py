@@ -17,6 +17,7 @@ from tests.api.http.serving import free_port
 from tests.autosync.diagnosis.traces import gloo_step, nccl_step
 
 SCRIPT = """
+import os
 import torch
 from torch import nn
 
@@ -29,10 +30,10 @@ def example():
 class Partly(nn.Module):
     def __init__(self):
         super().__init__()
-        self.used, self.unused = nn.Linear(16, 4), nn.Linear(16, 4)
+        self.used, self.of_first = nn.Linear(16, 4), nn.Linear(16, 4)
 
     def forward(self, rows):
-        return self.used(rows)
+        return self.used(rows) + (self.of_first(rows) if os.environ["RANK"] == "0" else 0.0)
 
 def partly():
     _, inputs, loss = example()
@@ -112,7 +113,7 @@ def test_options_of_a_model_are_refused_beside_traces(
 
 @pytest.mark.parametrize("function", ["example", "partly"])
 def test_ranks_of_torchrun(tmp_path: Path, function: str) -> None:
-    """Also where the step leaves parameters without a gradient, of which DDP must be told."""
+    """Also where one rank leaves parameters without a gradient, of which DDP must be told."""
     (tmp_path / "train.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(

@@ -45,6 +45,19 @@ def test_no_strategy_shortens_what_the_slowest_rank_does() -> None:
     assert found.verdict == "Keep FSDP2: at most 0% of an iteration can be gained."
 
 
+@pytest.mark.parametrize(
+    ("compute", "loading", "longer"),
+    [((0.6, 0.6), (0.1, 0.1), 0.1), ((0.6, 0.6), (0.0, 0.2), 0.2), ((0.7, 0.5), (0.0, 0.2), 0.0)],
+)
+def test_input_lengthens_what_the_slowest_rank_does(
+    compute: tuple[float, float], loading: tuple[float, float], longer: float
+) -> None:
+    pairs = zip(GOOD.ranks, compute, loading, strict=True)
+    ranks = tuple(replace(rank, compute=own, input=fetching) for rank, own, fetching in pairs)
+    found = replace(MEASURED, breakdown=replace(GOOD, ranks=ranks), step_seconds=2.0)
+    assert found.input_seconds == pytest.approx(2 * longer)
+
+
 def test_ranks_that_send_nothing() -> None:
     silent = replace(GOOD, ranks=tuple(replace(each, in_flight=0.0) for each in GOOD.ranks))
     assert "are the ranks synchronized" in replace(MEASURED, breakdown=silent).verdict
