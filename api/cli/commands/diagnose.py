@@ -117,10 +117,10 @@ def diagnose(
         if live is None:
             return
         found = live
+    typer.echo(found.to_json() if json else found.to_text())  # also where the file fails
     if output is not None:
         write_text(output, _written(found, output.suffix))
         say(f"wrote {escape(str(output))}")
-    typer.echo(found.to_json() if json else found.to_text())
 
 
 def _written(found: "Diagnosis", suffix: str) -> str:
@@ -205,15 +205,26 @@ def _of_ranks(
     try:
         inner = made.module.to(device)
         inputs = map_tensors(next(iter(each_example(made.example_inputs))), lambda t: t.to(device))
-        model: nn.Module
-        if wrap == "ddp":
-            model = torch.nn.parallel.DistributedDataParallel(inner)
-        else:
-            model = _sharded(inner)
         arguments, keywords = module_arguments(inner, inputs, made.loss)
 
-        def step(model: "nn.Module", optimizer: torch.optim.Optimizer) -> None:
+        def backward(model: "nn.Module") -> None:
             loss_of(model(*arguments, **keywords), inputs, made.loss).backward()
+
+        model: nn.Module
+        if wrap == "ddp":
+            _check_step(target, lambda: backward(inner))
+            left_out = any(p.requires_grad and p.grad is None for p in inner.parameters())
+            unused = torch.tensor(float(left_out), device=device)
+            dist.all_reduce(unused, dist.ReduceOp.MAX)  # ranks must give DDP the same
+            inner.zero_grad()
+            model = torch.nn.parallel.DistributedDataParallel(
+                inner, find_unused_parameters=bool(unused)
+            )
+        else:
+            model = _sharded(inner)
+
+        def step(model: "nn.Module", optimizer: torch.optim.Optimizer) -> None:
+            backward(model)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -105,6 +105,20 @@ def test_several_optimizers_are_put_back() -> None:
     assert all(torch.equal(value, parameter) for value, parameter in pairs)
 
 
+def test_what_an_optimizer_trains_beside_the_model_is_put_back() -> None:
+    """A loss may have parameters of its own."""
+    model, of_loss = nn.Linear(3, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *of_loss.parameters()], lr=0.1)
+    bias = of_loss.bias.detach().clone()
+    before = take_snapshot(model, [optimizer])
+    of_loss(model(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    assert not torch.equal(of_loss.bias, bias)
+    before.restore()
+    assert torch.equal(of_loss.bias, bias)
+    assert of_loss.bias.grad is None
+
+
 class Averaging(nn.Module):
     """Puts another tensor in place of its buffer in every forward pass."""
 
