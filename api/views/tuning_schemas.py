@@ -166,6 +166,9 @@ class RankedStrategy(ResponseModel):
     speedup_low: float | None
     speedup_high: float | None
     confirmed: bool
+    settled: bool = Field(
+        True, description="Whether neither its iterations nor the baseline's spread too widely."
+    )
     is_ddp: bool
     is_baseline: bool
     trials: int
