@@ -172,7 +172,7 @@ def compared_facts(
         ),
         "Predicted: bound by": lambda a: a.prediction.binding,
         "Busiest link": _busiest,
-        "Share of the limit": lambda a: percent_in_words(a.prediction.limit_percent),
+        "Predicted: share of the limit": lambda a: percent_in_words(a.prediction.limit_percent),
         "Peak memory, measured": lambda a: bytes_in_words(a.peak_memory_bytes),
     }
     carried = {key for account in accounts for key, _ in account.prediction.extensions}
