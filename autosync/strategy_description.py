@@ -247,6 +247,7 @@ def _sent_bytes(variable: Variable, shard: Synchronizer, batches: int) -> int:
 
 
 def size_in_words(size: float) -> str:
+    """In powers of 1,024, as slices and buckets are cut: `4 MiB`."""
     if size < 0.1 * MIB:
-        return f"{size / 1024:.0f} KB"
-    return f"{size / MIB:.0f} MB" if size >= 10 * MIB else f"{size / MIB:.2g} MB"
+        return f"{size / 1024:.0f} KiB"
+    return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.2g} MiB"
