@@ -162,8 +162,9 @@ FACTS: dict[str, Callable[[Tuning], str]] = {
     "Model": lambda t: t.graph,
     "Batch size": lambda t: str(t.batch_size),
     "Batches per update": lambda t: str(t.accumulate),
+    "Space": lambda t: t.space or "plans",
     "Cluster": lambda t: f"{t.cluster}, {counted(t.world_size, 'device')}",
-    "Trials run on": lambda t: t.launcher,
+    "Trials ran on": lambda t: ", ".join(t.ran_on) or t.launcher,
     "Bytes moved in trials": lambda t: (
         "all" if t.byte_scale == 1 else f"{fraction_in_words(t.byte_scale)} of the model's"
     ),

@@ -23,6 +23,7 @@ from autosync.units import (
     scales_in_words,
 )
 from tests.api.sample import (
+    TESTBED,
     Shown,
     claimed,
     finished,
@@ -112,6 +113,7 @@ def test_a_comparison_says_what_ddp_took_and_what_speed_ups_are_over(sqlite: Dat
     assert ended.result is not None
     assert ddp is not None
     assert facts["torch's DDP"] == ("–", milliseconds(ddp))
+    assert facts["Trials ran on"] == (TESTBED, TESTBED), "asked for was another launcher"
     over = f"{ended.result.speedup:.3f}× over {ended.result.baseline}"
     assert facts["Speed-up"] == (over, "–")
     kept = ended.result.model_copy(update={"keep_ddp": True})
