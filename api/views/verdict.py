@@ -75,6 +75,12 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
         return _without_ddp(what, result)
     took = milliseconds(result.best_seconds)
     ddp = f"DDP takes {milliseconds(result.ddp_seconds)}"
+    if result.keep_ddp and not result.repeats:
+        return (
+            f"{what}: keep torch's DDP, nothing was confirmed",
+            f"The tuning ended before anything was repeated beside it; {ddp} an iteration in the "
+            f"search{_of_limit(result)}.",
+        )
     if result.keep_ddp:
         return (
             f"{what}: keep torch's DDP",
