@@ -109,6 +109,21 @@ def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
     assert [value for value, chosen in shown.items() if chosen] == ["command"]
 
 
+def test_what_was_filled_in_or_refused_is_not_folded_away(sqlite: Database) -> None:
+    """Also simulators that were trained can be chosen there."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        empty = client.get("/").text
+        asked = {"graph": "vgg16", "cluster": "example-2x2", **given_token(client)}
+        answer = client.post("/tunings", data=asked, follow_redirects=False)
+        like = client.get(f"/?like={answer.headers['location'].rpartition('/')[2]}").text
+        refused = client.post("/tunings", data={**asked, "time_scale": "5000"})
+    assert refused.status_code == 422
+    assert '<details class="more" >' in empty
+    for page in (like, refused.text):
+        assert '<details class="more" open>' in page
+        assert 'hx-get="/fragments/simulators" hx-trigger="load"' in page
+
+
 def test_only_the_operators_limits_bound_what_is_asked_for(sqlite: Database) -> None:
     """A tuning of more than a form allows, as from the command line, could not be started again."""
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
