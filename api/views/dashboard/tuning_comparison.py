@@ -155,7 +155,9 @@ OUTCOMES: dict[str, Callable[[Tuning], str]] = {
     "Fastest": lambda t: milliseconds(t.result.best_seconds if t.result else t.best_seconds),
     "Speed-up": _speedup,
     "Interval": lambda t: (
-        f"{t.result.speedup_low:.3f}× to {t.result.speedup_high:.3f}×" if t.result else "–"
+        "–"
+        if t.result is None or t.result.keep_ddp or t.result.keeps_baseline
+        else f"{t.result.speedup_low:.3f}× to {t.result.speedup_high:.3f}×"
     ),
 }
 FACTS: dict[str, Callable[[Tuning], str]] = {

@@ -117,7 +117,8 @@ def test_a_comparison_says_what_ddp_took_and_what_speed_ups_are_over(sqlite: Dat
     over = f"{ended.result.speedup:.3f}× over {ended.result.baseline}"
     assert facts["Speed-up"] == (over, "–")
     kept = ended.result.model_copy(update={"keep_ddp": True})
-    assert OUTCOMES["Speed-up"](ended.model_copy(update={"result": kept})) == "keep DDP"
+    of_kept = ended.model_copy(update={"result": kept})
+    assert (OUTCOMES["Speed-up"](of_kept), OUTCOMES["Interval"](of_kept)) == ("keep DDP", "–")
 
 
 def test_one_is_not_many_and_small_numbers_are_not_nothing() -> None:
