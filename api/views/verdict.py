@@ -87,6 +87,12 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
             f"No strategy was faster beyond doubt in {_repeats(result)}; {ddp} "
             f"an iteration{_of_limit(result)}.",
         )
+    if result.ddp_is_too_large:
+        return (
+            f"{what}: torch's DDP is predicted not to fit into memory; the answer fits",
+            f"It takes {took} an iteration{_of_limit(result)}. In trials, which need less memory "
+            f"than training, {ddp}.",
+        )
     return (
         f"{what} trains {result.speedup:.2f} times as fast as under torch's DDP",
         f"{_interval(result)}: {took} an iteration where {ddp}{_of_limit(result)}.",
