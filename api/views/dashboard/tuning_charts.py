@@ -58,7 +58,8 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
     medians = {each.strategy_id: each.step_seconds or 0.0 for each in measured}
     labels = strategy_labels(session, list(medians)[:NAMED])
     if values := chosen_values(labels, medians):
-        charts.append(choice_chart(values, ddp))
+        left_out = f"Only the fastest {NAMED} count here." if len(medians) > NAMED else ""
+        charts.append(choice_chart(values, ddp, left_out))
     return charts, limit
 
 

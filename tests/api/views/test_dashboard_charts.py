@@ -69,6 +69,7 @@ def test_the_chart_of_choices_has_a_row_and_a_line_for_each() -> None:
     assert [rule.at for rule in plot.rules] == [40.0]
     assert chart.rows[0] == ("all-reduce", "Method", "3", "10.0 ms", "20.0 ms", "30.0 ms")
     assert choice_chart(values, None).plots[0].rules == ()
+    assert choice_chart(values, None, "Few.").footnote.endswith("of its choice alone. Few.")
     spans = plot.series[1].points
     assert spans[0][2] == "all-reduce: 3 strategies, 10.0 to 30.0 ms"
     assert spans[1][2] == "parameter server: 1 strategy, 30.0 to 30.0 ms"
