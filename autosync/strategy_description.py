@@ -151,7 +151,7 @@ def _phrase(
     domain: Domain | None,
     only: bool,
 ) -> str:
-    """`all-reduce in 6 groups (98 MB)`; few variables are named."""
+    """`all-reduce in 6 groups of 16 MiB`; few variables are named."""
     groups = len({shard.group for shard in shards})
     text = f"{name} in {groups} {'group' if groups == 1 else 'groups'}"
     servers = {shard.server for shard in shards if isinstance(shard, ParameterServer)}

@@ -85,8 +85,8 @@ class TuningResult(ResponseModel):
 
     @property
     def ddp_is_too_large(self) -> bool:
-        """Whether DDP ran in trials, which need less memory than training, and is predicted not to
-        fit: an answer that is no faster than DDP has no other reason."""
+        """Whether DDP ran in trials, which need less memory than training, but is predicted not to
+        fit: `confirm.conclude` has no other reason for an answer that is no faster than DDP."""
         return not self.keep_ddp and self.ddp_seconds is not None and self.speedup <= 1.0
 
     @property

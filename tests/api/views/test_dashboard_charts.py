@@ -10,6 +10,7 @@ from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.dashboard.strategy_labels import Chip, StrategyLabel
 from autosync.api.views.dashboard.trial_points import trial_points
 from autosync.api.views.dashboard.tuning_comparison import (
+    FACTS,
     OUTCOMES,
     compared_tunings,
     convergences,
@@ -115,6 +116,8 @@ def test_a_comparison_says_what_ddp_took_and_what_speed_ups_are_over(sqlite: Dat
     assert ddp is not None
     assert facts["torch's DDP"] == ("–", milliseconds(ddp))
     assert facts["Trials ran on"] == (TESTBED, TESTBED), "asked for was another launcher"
+    exact = [TESTBED.replace(")", f", rates within {each} %)") for each in (0.6, 0.7)]
+    assert FACTS["Trials ran on"](ended.model_copy(update={"ran_on": exact})) == TESTBED
     over = f"{ended.result.speedup:.3f}× over {ended.result.baseline}"
     assert facts["Speed-up"] == (over, "–")
     kept = ended.result.model_copy(update={"keep_ddp": True})
