@@ -94,7 +94,9 @@ def test_a_finished_tuning(client: TestClient, sqlite: Database) -> None:
     assert "best.json" in shipped.headers["content-disposition"]
     assert from_json(Bundle, shipped.content).strategy.id == tuning["result"]["strategy_id"]
     strategy_id = ranked["items"][3]["strategy_id"]
-    other = from_json(Bundle, client.get(f"{base}/bundle?strategy={strategy_id}").content)
+    of_another = client.get(f"{base}/bundle?strategy={strategy_id}")
+    assert of_another.headers["content-disposition"] == "attachment", "it is not best.json"
+    other = from_json(Bundle, of_another.content)
     assert other.strategy.id == strategy_id
     assert client.get(f"/v1/strategies/{strategy_id}").text == to_json(other.strategy)
     assert "testbed (4 nodes)" in client.get("/v1/runtimes.csv").text

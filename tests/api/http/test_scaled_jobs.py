@@ -274,3 +274,6 @@ def test_a_log_is_uploaded_on_the_page_of_its_cluster(
         "/clusters/calibrate", data=fields, files={"document": ("x.log", b"no table")}
     )
     assert (wrong.status_code, "has no table of nccl-tests" in wrong.text) == (422, True)
+    costed = {**fields, "cluster": "rtx-2080-ti-2x4-10gbe"}
+    told = client.post("/clusters/calibrate", data=costed, files=file)
+    assert (told.status_code, "without `costs` the curves count" in told.text) == (200, True)
