@@ -247,7 +247,7 @@ class SourceTrials:
 
 def source_trials(measured: MeasuredTrials) -> list[SourceTrials]:
     """For each of the circumstances under which enough strategies were measured, in the order of
-    the first trial."""
+    the first trial. What gloo sent in host memory on a cluster of NCCL is left out."""
     families: dict[str, str] = {}
     backends: dict[str, Backend] = {}
     seconds: dict[Circumstances, dict[str, Seconds]] = {}
@@ -257,7 +257,7 @@ def source_trials(measured: MeasuredTrials) -> list[SourceTrials]:
         if key not in families:
             domain = measured.domain(key)
             families[key], backends[key] = family_of(domain), domain.cluster.backend
-        if backends[key] == "nccl" and trial.device == "cpu":  # gloo sent in its place
+        if backends[key] == "nccl" and trial.device == "cpu":
             continue
         where = Circumstances(
             families[key],

@@ -76,7 +76,7 @@ def same_tuning(asked: Domain, stored: Domain, compute: ComputeKind) -> bool:
     """Whether a tuning that was asked for `asked` may have come to `stored`, by measuring what
     messages cost and, where its compute is kernels, what these take."""
     given, cluster = asked.cluster, stored.cluster
-    if not given.costs:  # a probe tells these three
+    if cluster.costs and not given.costs:  # a probe told these three
         sends = given.link_seconds_per_send
         cluster = replace(cluster, costs=(), curves=given.curves, link_seconds_per_send=sends)
     profile = asked.profile if compute == "kernels" else stored.profile

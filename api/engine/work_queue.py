@@ -5,7 +5,7 @@ from typing import Protocol
 from autosync.api.db.database import Database
 from autosync.api.db.tables import TuningRow
 from autosync.api.engine import job_queue, worker_registry
-from autosync.api.engine.database_store import DatabaseStore, TuningStore
+from autosync.api.engine.database_store import DatabaseStore, TuningStore, check_fence
 from autosync.api.engine.job_queue import Abilities, Claim
 from autosync.api.engine.leases import EndReason
 from autosync.api.engine.simulator_store import simulator_of
@@ -93,9 +93,11 @@ class DatabaseQueue:
     def request(self, held: Claim) -> TuningRequest:
         with self.database.writing() as session:
             refuse_hopeless(session, held)
+            tuning = session.get_one(TuningRow, held.job_id, with_for_update=True)
+            check_fence(tuning, held.fence)
             # it may have waited while AutoSync was upgraded
-            replace_unusable_version(session, session.get_one(TuningRow, held.job_id))
-        with self.database.reading() as session:
+            replace_unusable_version(session, tuning)
+        with self.database.reading() as session:  # to parse a large graph takes seconds
             return load_request(session, held.job_id)
 
     def simulator(self, held: Claim, request: TuningRequest) -> Simulator:

@@ -86,6 +86,8 @@ def test_what_was_measured_is_no_other_domain() -> None:
     assert not same_tuning(given, timed, "waited")
     assert not same_tuning(probed, given, "waited")
     assert not same_tuning(domain_of(cluster=grid_cluster(2)), probed, "kernels")
+    unprobed = replace(given, cluster=replace(given.cluster, curves=(curve,)))
+    assert not same_tuning(given, unprobed, "waited")
 
 
 def test_a_request_names_what_computes(client: TestClient, ids: dict[str, str]) -> None:

@@ -224,6 +224,7 @@ def test_one_that_waited_while_autosync_was_upgraded_ranks_with_a_version_that_c
     queue = DatabaseQueue(sqlite)
     request = queue.request(held)
     assert request.simulator_version == 0
+    assert queue.request(held) == request  # asked again, it is told once
     assert isinstance(queue.simulator(held, request), Learner)
     with sqlite.reading() as session:
         assert session.get_one(TuningRow, tuning_id).simulator_version == 0
