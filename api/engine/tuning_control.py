@@ -74,7 +74,7 @@ def resume(database: Database, tuning_id: str, limits: ServiceLimits = UNLIMITED
             lock_simulator(session, tuning.simulator)
             tuning.archived, tuning.error, tuning.finished_at = False, None, None
             tuning.held_seconds = 0.0  # it has all its time before it
-            _replace_removed_version(session, tuning)
+            replace_unusable_version(session, tuning)
         tuning.state = "running" if before == "pausing" else "queued"
         return tuning.state
 
@@ -91,7 +91,9 @@ def refuse_hopeless(session: Session, held: Claim) -> None:
         raise job_queue.keeps_dying(held)
 
 
-def _replace_removed_version(session: Session, tuning: TuningRow) -> None:
+def replace_unusable_version(session: Session, tuning: TuningRow) -> None:
+    """Where its version of the simulator was removed, or reads features of another AutoSync, the
+    one in use ranks."""
     before = tuning.simulator_version
     if before is None or (usable := lock_usable_version(session, before)) == before:
         return
