@@ -2,12 +2,13 @@
 tuning that a test run makes (`tests.api.real_tuning`) is killed and resumed."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import select
 
 from autosync.api.db import Database
-from autosync.api.db.tables import TrialRow, TuningRow
+from autosync.api.db.tables import EventRow, SimulatorRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue, version_training
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.queue_worker import launcher_begun_with, run_claim, work
@@ -19,8 +20,10 @@ from autosync.api.views import reports
 from autosync.errors import NotSupported
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import MemoryStore
+from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 from autosync.trials.contract import Pool, TrialError, TrialResult, Workload
 from tests.api.sample import claimed, run_search
+from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 from tests.waiting import until
@@ -162,3 +165,19 @@ def test_one_that_was_given_up_and_is_resumed_has_as_many_chances_again(
         for claims, dies in ((most, False), (most + 1, True)):
             assert ("never came to its end" in failure_at(database, tuning_id, claims)) is dies
         assert resume(database, tuning_id) == "queued"
+
+
+def test_a_tuning_whose_simulator_an_upgrade_has_left_behind_goes_on_with_the_one_in_use(
+    database: Database,
+) -> None:
+    """It was asked for, and waited, under an AutoSync whose simulators read other features."""
+    store_versions(database)
+    held, _ = claimed(database, replace(REQUEST, simulator="learned"))
+    queue = DatabaseQueue(database)
+    assert queue.request(held).simulator_version == 3
+    with database.writing() as session:
+        session.get_one(SimulatorRow, "version-3").feature_version = FEATURE_VERSION - 1
+    assert queue.request(held).simulator_version == 0
+    with database.reading() as session:
+        told = session.scalars(select(EventRow.message)).all()
+    assert told == ["version 3 of the simulator can no longer be used: version 0 ranks"]
