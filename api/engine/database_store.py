@@ -76,16 +76,18 @@ class DatabaseStore:
         self._strategies: dict[str, Strategy] = {}  # documents never change: parsed once
         self._domain: Domain | None = None
 
-    def proposals(self) -> Sequence[Proposal]:
+    def proposals(self, first: int = 0, most: int | None = None) -> Sequence[Proposal]:
+        """Those from position `first` on, so many of them; by default all."""
         with self.database.reading() as session:
-            rows = read_proposals(session, self.tuning_id)
+            rows = read_proposals(session, self.tuning_id, first, most)
             unknown = {row.strategy_hash for row in rows} - self._strategies.keys()
             self._strategies |= load_strategies(session, unknown)
             return [proposal_of(row, self._strategies[row.strategy_hash]) for row in rows]
 
-    def trials(self) -> Sequence[TrialResult]:
+    def trials(self, first: int = 0, most: int | None = None) -> Sequence[TrialResult]:
+        """As `proposals`."""
         with self.database.reading() as session:
-            return [trial_of(row) for row in read_trials(session, self.tuning_id)]
+            return [trial_of(row) for row in read_trials(session, self.tuning_id, first, most)]
 
     def propose(self, proposals: Sequence[Proposal]) -> None:
         """Raises Cancelled where the tuning is to pause."""
@@ -186,15 +188,22 @@ def check_fence(tuning: TuningRow, fence: int) -> None:
         )
 
 
-def read_proposals(session: Session, tuning_id: str) -> Sequence[ProposalRow]:
+def read_proposals(
+    session: Session, tuning_id: str, first: int = 0, most: int | None = None
+) -> Sequence[ProposalRow]:
+    """Those from position `first` on, so many of them; by default all."""
     query = select(ProposalRow).where(ProposalRow.tuning_id == tuning_id)
-    return session.scalars(query.order_by(ProposalRow.position)).all()
+    later = query.where(ProposalRow.position >= first).order_by(ProposalRow.position)
+    return session.scalars(later.limit(most)).all()
 
 
-def read_trials(session: Session, tuning_id: str) -> Sequence[TrialRow]:
+def read_trials(
+    session: Session, tuning_id: str, first: int = 0, most: int | None = None
+) -> Sequence[TrialRow]:
+    """As `read_proposals`."""
     query = select(TrialRow).where(TrialRow.tuning_id == tuning_id)
-    whole = query.order_by(TrialRow.position).options(undefer(TrialRow.timeline))
-    return session.scalars(whole).all()
+    later = query.where(TrialRow.position >= first).order_by(TrialRow.position)
+    return session.scalars(later.limit(most).options(undefer(TrialRow.timeline))).all()
 
 
 def proposal_of(row: ProposalRow, strategy: Strategy) -> Proposal:

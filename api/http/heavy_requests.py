@@ -242,6 +242,7 @@ READING: dict[tuple[str, str], LoadOf] = {
     },
     ("POST", "/v1/queue/claims/{tuning_id}/{fence}/proposals"): _proposed,
     ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_strategies,
+    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/trials"): _of_strategies,
     ("GET", "/"): _of_home,
     ("GET", "/models/{name}"): _of_model,
     ("GET", "/clusters/{name}"): _of_cluster,

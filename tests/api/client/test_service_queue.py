@@ -24,6 +24,7 @@ from autosync.api.engine.queue_worker import TimeLimit, work_off
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.simulator_store import simulator_of, store_simulator
 from autosync.api.engine.submission import Submission, enqueue, load_request
+from autosync.api.http.routes import work_routes
 from autosync.api.views import reports
 from autosync.bundle import read_bundle
 from autosync.cancellation import check_cancelled
@@ -33,7 +34,7 @@ from autosync.trials.contract import TrialRequest
 from tests.api.checkpoints import checkpoint, opinionated
 from tests.api.client.service_queues import Line, service_queue, undisturbed
 from tests.api.engine.test_queue_worker import REQUEST, rows, state
-from tests.api.sample import candidates
+from tests.api.sample import candidates, claimed, run_search, small_request
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 pytestmark = pytest.mark.timeout(600)
@@ -118,6 +119,26 @@ def test_what_a_lost_worker_measured_is_not_measured_again(sqlite: Database) -> 
     assert {row.fence for row in after[3:]} == {3}
     assert len(launcher.ran) == len(after) - 3
     assert state(sqlite, tuning_id) == "finished"
+
+
+def test_what_was_measured_before_comes_in_parts(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many strategies there are: an answer may have 64 MiB."""
+    monkeypatch.setattr(work_routes, "EARLIER_AT_ONCE", 4)
+    held, store = claimed(sqlite, small_request())
+    run_search(store, small_request())
+    asked: list[str] = []
+
+    def line(request: httpx.Request, service: Service) -> httpx.Response:
+        asked.append(request.url.query.decode())
+        return service(request)
+
+    with service_queue(sqlite, line) as queue:
+        known = queue.store(held)
+    assert asked == ["first=0", "first=4", "first=6"]
+    assert list(known.proposals()) == list(store.proposals())
+    assert list(known.trials()) == list(store.trials())
 
 
 def test_answers_that_are_lost_lose_nothing(sqlite: Database) -> None:
