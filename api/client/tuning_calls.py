@@ -70,11 +70,13 @@ def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Itera
     goes on behind the last event.
 
     Raises:
-        ServiceError: the service refused. ServiceUnreachable: it did not answer, or sent nothing,
-            `attempts` times in a row.
+        ServiceError: the service refused; where it may come back, `attempts` times in a row.
+        ServiceUnreachable: it did not answer, or sent nothing, as often.
     """
     failures, why = 0, "the stream ended"
+    refused: ServiceError | None = None
     while failures < connection.attempts:
+        refused = None
         try:
             for event in _received(connection, tuning_id, after):
                 failures = 0
@@ -88,10 +90,10 @@ def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Itera
         except ServiceError as refusal:
             if not worth_another(refusal, repeatable=True):
                 raise
-            why = refusal.message
-        connection.sleep(pause_seconds(failures))
+            refused = refusal
+        connection.sleep(pause_seconds(failures, refused))
         failures += 1
-    raise unreachable(connection.address, why)
+    raise refused or unreachable(connection.address, why)
 
 
 def so_far(connection: ServiceConnection, tuning_id: str, after: int) -> Iterator[ServiceEvent]:

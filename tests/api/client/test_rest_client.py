@@ -271,6 +271,18 @@ def test_a_stream_that_is_cut_while_nothing_happens_is_made_again_as_often_as_it
     assert streams == []
 
 
+def test_a_service_that_refuses_events_for_now_says_when_and_why() -> None:
+    busy = (503, {"Retry-After": "5", "Content-Type": "application/problem+json"}, PROBLEM)
+    waited: list[float] = []
+    with (
+        scripted(busy) as script,
+        Client(script.address, sleep=waited.append) as client,
+        pytest.raises(ServiceError, match="not now") as caught,
+    ):
+        list(client.tunings.events("3f2a90c1"))
+    assert (caught.value.status, waited) == (503, [5.0] * 5)
+
+
 def test_what_is_away_is_asked_again() -> None:
     waited: list[float] = []
     busy = (503, {"Retry-After": "5", "Content-Type": "application/problem+json"}, PROBLEM)
