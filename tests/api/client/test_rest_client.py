@@ -162,7 +162,7 @@ def call_simulators(client: Client, folder: Path) -> None:
 def call_the_rest(client: Client, folder: Path) -> None:
     assert client.rank("resnet50", "example-4x1", proposals=8, top=2).items[0].rank == 1
     compared = client.compare(
-        "resnet50", {"example-4x1": 2.0}, proposals=8, optimizer=Optimizer("adamw")
+        chain_graph(), {"example-4x1": 2.0}, proposals=8, optimizer=Optimizer("adamw")
     )
     assert compared.items[0].cost_per_million_samples is not None
     made = client.keys.add("bob", "read", days=1)
