@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, SimulatorRow, TrialRow, TuningRow
@@ -21,7 +21,7 @@ from autosync.errors import NotSupported
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
-from autosync.trials.contract import Pool, TrialError, TrialResult, Workload
+from autosync.trials.contract import Pool, TrialError, TrialRequest, TrialResult, Workload
 from tests.api.sample import claimed, run_search
 from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of, grid_cluster
@@ -128,6 +128,22 @@ def test_a_worker_that_stops_gives_its_tuning_back(sqlite: Database) -> None:
     stop = threading.Event()
     work(str(sqlite.engine.url), stop, launcher_of=lambda _: Stopping(stop))
     assert state(sqlite, tuning_id) == "queued"
+
+
+def test_a_worker_takes_nothing_more_from_a_database_that_was_upgraded(sqlite: Database) -> None:
+    """It would fail tunings that it cannot read."""
+    ids = [enqueue(sqlite, REQUEST) for _ in range(2)]
+
+    def upgraded(request: TrialRequest, number: int) -> float:
+        if number == 0:
+            with sqlite.writing() as session:
+                session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        return steady(request, number)
+
+    url, launcher = str(sqlite.engine.url), ScriptedLauncher(upgraded)
+    with pytest.raises(NotSupported, match="the database has schema revision 9999, and had"):
+        work(url, threading.Event(), once=True, trains=False, launcher_of=lambda _: launcher)
+    assert [state(sqlite, each) for each in ids] == ["finished", "queued"]
 
 
 def failure_at(database: Database, tuning_id: str, claims: int) -> str:
