@@ -74,9 +74,8 @@ def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Itera
         ServiceUnreachable: it did not answer, or sent nothing, as often.
     """
     failures, why = 0, "the stream ended"
-    refused: ServiceError | None = None
-    while failures < connection.attempts:
-        refused = None
+    while True:
+        refused: ServiceError | None = None
         try:
             for event in _received(connection, tuning_id, after):
                 failures = 0
@@ -91,9 +90,10 @@ def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Itera
             if not worth_another(refusal, repeatable=True):
                 raise
             refused = refusal
-        connection.sleep(pause_seconds(failures, refused))
         failures += 1
-    raise refused or unreachable(connection.address, why)
+        if failures == connection.attempts:
+            raise refused or unreachable(connection.address, why)
+        connection.sleep(pause_seconds(failures - 1, refused))
 
 
 def so_far(connection: ServiceConnection, tuning_id: str, after: int) -> Iterator[ServiceEvent]:

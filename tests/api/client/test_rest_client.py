@@ -280,7 +280,7 @@ def test_a_service_that_refuses_events_for_now_says_when_and_why() -> None:
         pytest.raises(ServiceError, match="not now") as caught,
     ):
         list(client.tunings.events("3f2a90c1"))
-    assert (caught.value.status, waited) == (503, [5.0] * 5)
+    assert (caught.value.status, waited) == (503, [5.0] * 4)
 
 
 def test_what_is_away_is_asked_again() -> None:
