@@ -149,6 +149,7 @@ class Upkeep:
             revision = current_revision(session.connection())
         self.revision = self.revision or revision
         if revision != self.revision:
+            self.stop.set()  # for a training beside, which would put what it learned into use
             raise NotSupported(
                 f"the database has schema revision {revision}, and had {self.revision} when this "
                 "worker began.",

@@ -21,6 +21,7 @@ from autosync.errors import NotSupported
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import MemoryStore
 from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
+from autosync.simulator.simulator_contract import Learner
 from autosync.trials.contract import Pool, TrialError, TrialRequest, TrialResult, Workload
 from tests.api.sample import claimed, run_search
 from tests.api.simulator_versions import store_versions
@@ -143,7 +144,7 @@ def test_a_worker_takes_nothing_more_from_a_database_that_was_upgraded(sqlite: D
     url, launcher = str(sqlite.engine.url), ScriptedLauncher(upgraded)
     with pytest.raises(NotSupported, match="the database has schema revision 9999, and had"):
         work(url, threading.Event(), once=True, trains=False, launcher_of=lambda _: launcher)
-    assert [state(sqlite, each) for each in ids] == ["finished", "queued"]
+    assert sorted(state(sqlite, each) for each in ids) == ["finished", "queued"]
 
 
 def failure_at(database: Database, tuning_id: str, claims: int) -> str:
@@ -193,7 +194,10 @@ def test_a_tuning_whose_simulator_an_upgrade_has_left_behind_goes_on_with_the_on
     assert queue.request(held).simulator_version == 3
     with database.writing() as session:
         session.get_one(SimulatorRow, "version-3").feature_version = FEATURE_VERSION - 1
-    assert queue.request(held).simulator_version == 0
+    for _ in range(2):  # as at another claim
+        request = queue.request(held)
+        assert request.simulator_version == 0
+        assert isinstance(queue.simulator(held, request), Learner)
     with database.reading() as session:
         told = session.scalars(select(EventRow.message)).all()
     assert told == ["version 3 of the simulator can no longer be used: version 0 ranks"]
