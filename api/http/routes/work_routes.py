@@ -11,7 +11,7 @@ from sqlalchemy import select
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, TuningRow
 from autosync.api.engine import job_queue
-from autosync.api.engine.database_store import DatabaseStore, check_fence
+from autosync.api.engine.database_store import DatabaseStore, check_fence, next_part
 from autosync.api.engine.job_queue import Abilities, Claim
 from autosync.api.engine.simulator_store import trained_files
 from autosync.api.engine.tuning_answer import TuningAnswer
@@ -46,8 +46,6 @@ CLAIMED = "/claims/{tuning_id}/{fence}"
 JSON = "application/json"
 WORK = document_answer("TuningRequest", "What to do.")
 EARLIER = document_answer("EarlierWork", "The next proposals and trials; none behind the last.")
-EARLIER_AT_ONCE = 8
-"""Proposals and trials of an answer: of the largest models they have some MB each."""
 Fence = Annotated[int, Path(ge=0, lt=2**53, description="The number of the claim.")]
 First = Annotated[int, Query(ge=0, lt=2**31, description="The number of the first, from 0.")]
 
@@ -126,11 +124,13 @@ def get_work(held: HeldClaimDep, database: DatabaseDep) -> Response:
     responses={**EARLIER, **REFUSED},
 )
 def get_trials(held: HeldClaimDep, database: DatabaseDep, first: First = 0) -> Response:
-    """What was proposed and measured before, in parts: a few of both."""
+    """What was proposed and measured before, in parts: as many of both from the first on as make no
+    large answer."""
+    with database.reading() as session:
+        most, _ = next_part(session, held.job_id, first)
     store = DatabaseQueue(database).store(held)
-    proposals = store.proposals(first, EARLIER_AT_ONCE)
-    trials = store.trials(first, EARLIER_AT_ONCE)
-    return Response(to_json(EarlierWork(tuple(proposals), tuple(trials))), media_type=JSON)
+    found = EarlierWork(tuple(store.proposals(first, most)), tuple(store.trials(first, most)))
+    return Response(to_json(found), media_type=JSON)
 
 
 @router.get(CLAIMED + "/simulator", responses=REFUSED)

@@ -4,7 +4,7 @@ between them does, and it does nothing else there."""
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +17,13 @@ from autosync.api.client import service_queue as service_queue_module
 from autosync.api.client.service_errors import ServiceError
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, OutcomeRow, TrialRow, TuningRow, WorkerRow
-from autosync.api.engine import job_queue, queue_worker, tuning_control
+from autosync.api.engine import database_store, job_queue, queue_worker, tuning_control
 from autosync.api.engine.api_keys import living_key, make_key, revoke_key
 from autosync.api.engine.leases import ServiceAway
 from autosync.api.engine.queue_worker import TimeLimit, work_off
 from autosync.api.engine.service_limits import ServiceLimits
 from autosync.api.engine.simulator_store import simulator_of, store_simulator
 from autosync.api.engine.submission import Submission, enqueue, load_request
-from autosync.api.http.routes import work_routes
 from autosync.api.views import reports
 from autosync.bundle import read_bundle
 from autosync.cancellation import check_cancelled
@@ -121,11 +120,14 @@ def test_what_a_lost_worker_measured_is_not_measured_again(sqlite: Database) -> 
     assert state(sqlite, tuning_id) == "finished"
 
 
+@pytest.mark.parametrize(
+    ("limit", "most", "parts"), [("PART_ROWS", 4, (0, 4, 6)), ("PART_BYTES", 1, range(7))]
+)
 def test_what_was_measured_before_comes_in_parts(
-    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, parts: Sequence[int]
 ) -> None:
     """However many strategies there are: an answer may have 64 MiB."""
-    monkeypatch.setattr(work_routes, "EARLIER_AT_ONCE", 4)
+    monkeypatch.setattr(database_store, limit, most)
     held, store = claimed(sqlite, small_request())
     run_search(store, small_request())
     asked: list[str] = []
@@ -136,7 +138,7 @@ def test_what_was_measured_before_comes_in_parts(
 
     with service_queue(sqlite, line) as queue:
         known = queue.store(held)
-    assert asked == ["first=0", "first=4", "first=6"]
+    assert asked == [f"first={first}" for first in parts]
     assert list(known.proposals()) == list(store.proposals())
     assert list(known.trials()) == list(store.trials())
 
@@ -167,8 +169,9 @@ def test_a_service_that_restarts_is_waited_for(sqlite: Database) -> None:
 
     def line(request: httpx.Request, service: Service) -> httpx.Response:
         path = request.url.path
-        if refused[path] < 2 and path.endswith(("/claims", "/work", "/trials", "/answer")):
-            refused[path] += 1
+        asked = f"{request.method} {path}"
+        if refused[asked] < 2 and path.endswith(("/claims", "/work", "/trials", "/answer")):
+            refused[asked] += 1
             if path.endswith("/claims"):
                 raise httpx.ConnectError("connection refused", request=request)
             return httpx.Response(503, json={"detail": "starting"}, request=request)
@@ -181,7 +184,7 @@ def test_a_service_that_restarts_is_waited_for(sqlite: Database) -> None:
         work_off(
             queue, threading.Event(), once=True, launcher_of=lambda _: ScriptedLauncher(steady)
         )
-    assert len(refused) == 4
+    assert len(refused) == 5
     assert state(sqlite, tuning_id) == "finished"
 
 
