@@ -3,15 +3,14 @@
 from typing import Protocol
 
 from autosync.api.db.database import Database
-from autosync.api.db.tables import TuningRow
 from autosync.api.engine import job_queue, worker_registry
-from autosync.api.engine.database_store import DatabaseStore, TuningStore, check_fence
+from autosync.api.engine.database_store import DatabaseStore, TuningStore
 from autosync.api.engine.job_queue import Abilities, Claim
 from autosync.api.engine.leases import EndReason
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
 from autosync.api.engine.tuning_answer import TuningAnswer, outcome_row
-from autosync.api.engine.tuning_control import refuse_hopeless, replace_unusable_version
+from autosync.api.engine.tuning_control import refuse_hopeless, use_readable_version
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.simulator.simulator_contract import Simulator
 
@@ -91,13 +90,9 @@ class DatabaseQueue:
         job_queue.finish(self.database, held, outcome_row(held.job_id, answer))
 
     def request(self, held: Claim) -> TuningRequest:
-        with self.database.writing() as session:
+        use_readable_version(self.database, held)
+        with self.database.reading() as session:
             refuse_hopeless(session, held)
-            tuning = session.get_one(TuningRow, held.job_id, with_for_update=True)
-            check_fence(tuning, held.fence)
-            # it may have waited while AutoSync was upgraded
-            replace_unusable_version(session, tuning)
-        with self.database.reading() as session:  # to parse a large graph takes seconds
             return load_request(session, held.job_id)
 
     def simulator(self, held: Claim, request: TuningRequest) -> Simulator:

@@ -32,11 +32,9 @@ from autosync.api.engine.queue_worker import work
 from autosync.api.engine.retention import prune, prune_versions
 from autosync.api.engine.simulator_store import lock_usable_version, trained_files
 from autosync.api.engine.submission import enqueue
-from autosync.api.engine.work_queue import DatabaseQueue
 from autosync.api.views import reports
 from autosync.errors import NotFound
 from autosync.search.loop.outcome import TuningEvent
-from autosync.simulator.simulator_contract import Learner
 from tests.api.sample import claimed, finished, small_request
 from tests.api.simulator_versions import store_versions
 
@@ -210,26 +208,6 @@ def test_one_whose_version_was_removed_goes_on_with_the_one_in_use(
     assert files is not None
     assert (number, files[0]) == (3, "version-3")
     assert told[-1] == "version 2 of the simulator can no longer be used: version 3 ranks"
-
-
-def test_one_that_waited_while_autosync_was_upgraded_ranks_with_a_version_that_can_be_read(
-    sqlite: Database,
-) -> None:
-    store_versions(sqlite)
-    tuning_id = enqueue(sqlite, replace(small_request(), simulator="learned"))
-    with sqlite.writing() as session:
-        session.get_one(SimulatorRow, "version-3").feature_version -= 1
-    held = job_queue.claim(sqlite, "here:1")
-    assert held is not None
-    queue = DatabaseQueue(sqlite)
-    request = queue.request(held)
-    assert request.simulator_version == 0
-    assert queue.request(held) == request  # asked again, it is told once
-    assert isinstance(queue.simulator(held, request), Learner)
-    with sqlite.reading() as session:
-        assert session.get_one(TuningRow, tuning_id).simulator_version == 0
-        told = session.scalars(select(EventRow.message)).all()
-    assert told == ["version 3 of the simulator can no longer be used: version 0 ranks"]
 
 
 def test_one_that_names_a_simulator_that_was_removed_is_not_resumed(
