@@ -28,6 +28,8 @@ KEEP_DDP_BELOW = 1.01
 the testbed: 1 % median), in the median."""
 SLOWER_REPEATS = 0.1
 """And it may be slower in at most one repeat of ten, however slow that one was."""
+FAILING = 3
+"""Trials in a row that failed for another reason than memory, after which DDP runs once more."""
 
 RACE_FROM = 4
 """Repeats of all finalists. From then on those that were slower than the leader in every repeat are
@@ -218,12 +220,14 @@ def ddp_trials(proposals: Sequence[Proposal]) -> list[Proposal]:
 
 
 def ddp_once_more(store: Store) -> list[Proposal]:
-    """The search's trial of DDP under another key, where the latest one ended the tuning, which now
-    goes on: what was wrong with the hosts may be mended."""
+    """The search's trial of DDP under another key. Where the latest one ended the tuning, which now
+    goes on, what was wrong with the hosts may be mended. Where all trials have failed lately, the
+    hosts may be lost: then every later one would fail, and DDP be kept for no reason."""
     tried = ddp_trials(store.proposals())
-    trials = {trial.key: trial for trial in store.trials()}
-    last = trials.get(tried[-1].key) if tried else None
-    if last is None or _ending_error(last) is None:
+    done = store.trials()
+    last = {trial.key: trial for trial in done}.get(tried[-1].key) if tried else None
+    failing = len(done) >= FAILING and all(map(_ending_error, done[-FAILING:]))
+    if last is None or not (failing or _ending_error(last)):
         return []
     return [replace(tried[0], key=f"{tried[0].key}/{len(tried)}")]
 

@@ -112,7 +112,8 @@ def run_pending(
     stop: StopRule = never,
 ) -> None:
     """Run every stored proposal that has no trial yet and whose phase has not ended, in the order
-    in which they were stored, but the search's of DDP before all. Raises AutosyncError as
+    in which they were stored, but the search's of DDP before all. That runs once more where several
+    failed in a row (`ddp_once_more`): whether hosts are lost. Raises AutosyncError as
     `check_comparable` does."""
     trials = {trial.key: trial for trial in store.trials()}
     proposals = store.proposals()
@@ -140,6 +141,11 @@ def run_pending(
         message = describe_trial(proposal, result)
         on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
         check_comparable(proposals, result)
+        repeated = phase == "confirm" and proposal.round > 0  # there is an answer in any case
+        if result.error and not repeated and not stop("search") and (again := ddp_once_more(store)):
+            store.propose(again)
+            run_pending(domain, pool, store, settings, on_event, stop)
+            return
 
 
 def learn(

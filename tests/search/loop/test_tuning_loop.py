@@ -13,6 +13,7 @@ from autosync.errors import AutosyncError
 from autosync.population import Population, decode, encode
 from autosync.search.designs.known_designs import ddp, dear
 from autosync.search.loop import proposing
+from autosync.search.loop.confirm import FAILING
 from autosync.search.loop.outcome import Outcome, TuningEvent, is_ddp
 from autosync.search.loop.proposing import proposals_of
 from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext, Shortlist
@@ -210,6 +211,33 @@ def test_a_tuning_that_ended_with_ddps_failure_goes_on_once_ddp_runs() -> None:
     assert sum(key.startswith("search/") for key in mended.ran) == SETTINGS.budget - 1
 
 
+def test_hosts_that_are_lost_end_a_tuning_which_goes_on_once_they_are_back() -> None:
+    """Else all trials that are left would fail, and DDP be kept as if nothing were faster."""
+    tried: list[Strategy] = []
+
+    def lost_after_two(strategy: Strategy) -> float | None:
+        tried.append(strategy)
+        return by_simulator(strategy) if len(tried) <= 2 else None
+
+    store, broken, mended = MemoryStore(), TablePool(lost_after_two), TablePool(by_simulator)
+    with pytest.raises(AutosyncError, match="DDP could not be measured"):
+        run(broken, store)
+    first = broken.ran[0]
+    assert len(broken.ran) == 2 + FAILING + 1
+    assert broken.ran[-1] == f"{first}/1"
+    outcome = run(mended, store)
+    assert mended.ran[0] == f"{first}/2"
+    assert not outcome.cancelled
+    assert outcome.repeats == SETTINGS.repeats // 2
+
+
+def test_strategies_that_fail_in_a_row_end_nothing_where_ddp_runs() -> None:
+    pool, store = TablePool(lambda each: 1.0 if is_ddp(each) else None), MemoryStore()
+    assert run(pool, store).keep_ddp
+    first = pool.ran[0]
+    assert pool.ran.index(f"{first}/1") == 1 + FAILING
+
+
 def test_stopping_keeps_what_was_measured() -> None:
     """As a user's cancellation does: both phases end."""
     pool = TablePool(by_simulator)
@@ -379,7 +407,7 @@ def race(
 
     class RepeatPool(TablePool):
         def run(self, request: TrialRequest) -> TrialResult:
-            phase, repeat, _ = request.key.split("/")
+            phase, repeat, *_ = request.key.split("/")
             if phase == "confirm":
                 own = request.bundle.strategy.id
                 ran[own] = ran.get(own, 0) + 1
