@@ -29,6 +29,9 @@ STDERR_CHARACTERS = 4000
 GRACE_SECONDS = 1.0
 """How long a process that closed its output may take to end."""
 
+ASKED_SECONDS = 5.0
+"""How long what reaches another host may take to end what it has started there."""
+
 PIPE_SECONDS = 5.0
 """How long the ends of a killed process's pipes are waited for."""
 
@@ -58,18 +61,24 @@ class ParentDeath:
         self.worker_end, held_end = os.pipe()
         self._held_end = os.fdopen(held_end, "wb")
 
-    def arm(self, process_group: int) -> None:
-        """From now on the group lives no longer than this process. One that has ended already is
-        left alone."""
+    def arm(self, process_group: int, number: int = signal.SIGKILL) -> None:
+        """From now on the group gets that signal when this process ends. One that has ended
+        already is left alone."""
         with contextlib.suppress(ProcessLookupError):
             fcntl.fcntl(self.worker_end, fcntl.F_SETOWN, -process_group)
-        fcntl.fcntl(self.worker_end, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(self.worker_end, fcntl.F_SETSIG, number)
         fcntl.fcntl(self.worker_end, fcntl.F_SETFL, os.O_ASYNC)
         os.close(self.worker_end)
 
     def disarm(self) -> None:
         """Nothing of the group lives on. May be called twice."""
         self._held_end.close()
+
+
+def ending_signal(where: str) -> int:
+    """That ends a worker. What reaches another host (`where`) is asked to end: srun and mpirun then
+    kill what they have started there, which runs on where they are killed themselves."""
+    return signal.SIGTERM if where else signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +282,21 @@ class WorkerProcess:
         return WorkerExit(status, for_memory=counted and not self.where)
 
     def begin_kill(self) -> None:
+        self._signal(ending_signal(self.where))
+
+    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
         """A process that has left the group, such as ssh's connection in the background
         (ControlPersist), may hold an end of a pipe for hours: what reads or writes the other end is
         then left to itself."""
         self.begin_kill()
+        if self.where:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(ASKED_SECONDS)
+            self._signal(signal.SIGKILL)
         self.process.wait()
         self._parent_death.disarm()
         self._commands.put(None)
@@ -329,5 +345,5 @@ def _started(
             value=command[0],
             remedy="Install that program, or correct the launcher's prefix.",
         ) from None
-    parent_death.arm(process.pid)
+    parent_death.arm(process.pid, ending_signal(where))
     return process
