@@ -142,7 +142,8 @@ def run_pending(
         on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
         check_comparable(proposals, result)
         repeated = phase == "confirm" and proposal.round > 0  # there is an answer in any case
-        if result.error and not repeated and not stop("search") and (again := ddp_once_more(store)):
+        again = ddp_once_more(store) if result.error and not repeated else []
+        if again and not stop("search"):
             store.propose(again)
             run_pending(domain, pool, store, settings, on_event, stop)
             return
