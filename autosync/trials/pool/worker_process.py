@@ -6,12 +6,14 @@ kernel kills those that cannot read it (`ParentDeath`)."""
 
 import contextlib
 import fcntl
+import math
 import os
 import queue
 import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -218,6 +220,7 @@ class WorkerProcess:
         self.where = where
         self.command = shown or shlex.join(command)
         self._kills_before = killed_for_memory()
+        self._asked_at = math.inf  # all ranks at once, so that their waits do not add up
         self._parent_death = ParentDeath()
         self.process: Process = (
             begin(self._parent_death)
@@ -282,6 +285,7 @@ class WorkerProcess:
         return WorkerExit(status, for_memory=counted and not self.where)
 
     def begin_kill(self) -> None:
+        self._asked_at = min(self._asked_at, time.monotonic())
         self._signal(ending_signal(self.where))
 
     def _signal(self, number: int) -> None:
@@ -295,7 +299,7 @@ class WorkerProcess:
         self.begin_kill()
         if self.where:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(ASKED_SECONDS)
+                self.process.wait(max(0.0, self._asked_at + ASKED_SECONDS - time.monotonic()))
             self._signal(signal.SIGKILL)
         self.process.wait()
         self._parent_death.disarm()
