@@ -19,7 +19,7 @@ from autosync.search.loop.outcome import (
 )
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Proposal, Store
-from autosync.trials.contract import ErrorKind, TrialError, TrialResult
+from autosync.trials.contract import LACKS_MEMORY, ErrorKind, TrialError, TrialResult
 
 FINALISTS = 3
 """Strategies that run against the baseline in the interleaved repeats."""
@@ -233,9 +233,9 @@ def ddp_once_more(store: Store) -> list[Proposal]:
 
 
 def _ending_error(result: TrialResult) -> TrialError | None:
-    """Of a trial of DDP, where it failed for another reason than memory."""
+    """Of a trial that failed for another reason than memory."""
     error = result.error
-    return None if error is None or error.kind == "out_of_memory" else error
+    return None if error is None or error.kind in LACKS_MEMORY else error
 
 
 def _not_compared(why: str, kind: ErrorKind | None) -> AutosyncError:
