@@ -34,6 +34,8 @@ GRACE_SECONDS = 1.0
 ASKED_SECONDS = 5.0
 """How long what reaches another host may take to end what it has started there."""
 
+ASKED_POLL_SECONDS = 0.02
+
 PIPE_SECONDS = 5.0
 """How long the ends of a killed process's pipes are waited for."""
 
@@ -285,12 +287,18 @@ class WorkerProcess:
         return WorkerExit(status, for_memory=counted and not self.where)
 
     def begin_kill(self) -> None:
-        self._asked_at = min(self._asked_at, time.monotonic())
+        if self.where and self._asked_at < math.inf:
+            return  # asked twice, mpirun would leave at once what it has started
+        self._asked_at = time.monotonic()
         self._signal(ending_signal(self.where))
 
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+    def _signal(self, number: int) -> bool:
+        """Whether a process of the group could get it; 0 only asks that."""
+        try:
             os.killpg(self.process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def kill(self) -> None:
         """A process that has left the group, such as ssh's connection in the background
@@ -298,8 +306,11 @@ class WorkerProcess:
         then left to itself."""
         self.begin_kill()
         if self.where:
+            until = self._asked_at + ASKED_SECONDS
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(max(0.0, self._asked_at + ASKED_SECONDS - time.monotonic()))
+                self.process.wait(max(0.0, until - time.monotonic()))
+            while self._signal(0) and time.monotonic() < until:
+                time.sleep(ASKED_POLL_SECONDS)  # a script may have ended before its srun
             self._signal(signal.SIGKILL)
         self.process.wait()
         self._parent_death.disarm()
