@@ -3,6 +3,7 @@ the answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -29,7 +30,8 @@ the testbed: 1 % median), in the median."""
 SLOWER_REPEATS = 0.1
 """And it may be slower in at most one repeat of ten, however slow that one was."""
 FAILING = 3
-"""Trials in a row that failed for another reason than memory, after which DDP runs once more."""
+"""Trials in a row that failed for another reason than memory, after which DDP runs once more.
+Each time that it does run, three more are needed: then the strategies fail, not the hosts."""
 
 RACE_FROM = 4
 """Repeats of all finalists. From then on those that were slower than the leader in every repeat are
@@ -223,11 +225,13 @@ def ddp_once_more(store: Store) -> list[Proposal]:
     """The search's trial of DDP under another key. Where the latest one ended the tuning, which now
     goes on, what was wrong with the hosts may be mended. Where all trials have failed lately, the
     hosts may be lost: then every later one would fail, and DDP be kept for no reason."""
-    tried = ddp_trials(store.proposals())
-    done = store.trials()
-    last = {trial.key: trial for trial in done}.get(tried[-1].key) if tried else None
-    failing = len(done) >= FAILING and all(map(_ending_error, done[-FAILING:]))
-    if last is None or not (failing or _ending_error(last)):
+    tried, done = ddp_trials(store.proposals()), store.trials()
+    errors = {trial.key: _ending_error(trial) for trial in done}
+    if not tried or tried[-1].key not in errors:
+        return []
+    ran = sum(1 for _ in takewhile(lambda each: not errors[each.key], reversed(tried)))
+    failed = sum(1 for _ in takewhile(_ending_error, reversed(done)))
+    if failed < FAILING * ran:
         return []
     return [replace(tried[0], key=f"{tried[0].key}/{len(tried)}")]
 

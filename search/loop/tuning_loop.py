@@ -10,6 +10,7 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import own_ddp
 from autosync.search.loop.confirm import (
+    RACE_FROM,
     check_comparable,
     conclude,
     confirmation,
@@ -141,8 +142,8 @@ def run_pending(
         message = describe_trial(proposal, result)
         on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
         check_comparable(proposals, result)
-        repeated = phase == "confirm" and proposal.round > 0  # there is an answer in any case
-        again = ddp_once_more(store) if result.error and not repeated else []
+        answered = phase == "confirm" and proposal.round >= RACE_FROM  # by the repeats before
+        again = ddp_once_more(store) if result.error and not answered else []
         if again and not stop("search"):
             store.propose(again)
             run_pending(domain, pool, store, settings, on_event, stop)
