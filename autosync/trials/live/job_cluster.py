@@ -68,8 +68,7 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     hosts = ranks_of_hosts([report.host for report in reports])
     between = _link_rates(job, list(zip(*hosts.values(), strict=False)))
     within = [
-        _link_rates(job, [ranks[:2]])[0] if len(ranks) > 1 else None
-        for ranks in hosts.values()
+        _link_rates(job, [ranks[:2]])[0] if len(ranks) > 1 else None for ranks in hosts.values()
     ]
     latency = _latency_seconds(job)
     profiled = reports[0].step_seconds  # the domain's profile is rank 0's
