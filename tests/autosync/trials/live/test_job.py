@@ -277,6 +277,18 @@ def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdow
     assert device_of_report(RankReport("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
 
 
+def test_ranks_of_a_host_share_in_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have a NIC of its own, which the first one alone would not use."""
+    rings, taken = [(0, 2), (1, 3)], [0.05, 0.1, 0.2, 0.1]
+    asked: list[Any] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: asked.append(ring))
+    job: Any = SimpleNamespace(control=SimpleNamespace(gathered=lambda mine: taken))
+    both = 2 * job_cluster.SMALLEST_BYTES
+    assert job_cluster._link_rates(job, rings) == [both / 0.2, both / 0.1]
+    assert asked == [(1, 3)] * 2
+
+
 def test_ranks_of_a_host_must_follow_one_another() -> None:
     assert ranks_of_hosts(["a", "a", "b"]) == {"a": [0, 1], "b": [2]}
     with pytest.raises(InvalidInput, match="one after another"):
