@@ -73,6 +73,11 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             (*TUNED, "--compute", "kernels", "--byte-scale", "1/2", "--launcher", "local"),
             ("byte_scale is 0.5",),
         ),
+        (
+            ("import", "chain.json", "--length", "64"),
+            ("--length has no effect on 'chain.json'", "Leave it out"),
+        ),
+        (("import", "bert_3l", "--length", "64"), ("--length has no effect on 'bert_3l'",)),
         (("import", "chain.json", "-o", "."), ("cannot write '.'",)),
         (("import", "chain.json", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
         (("probe", "pair.yaml", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
