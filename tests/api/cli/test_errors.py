@@ -154,6 +154,16 @@ def test_a_value_is_printed_beside_its_thing(capsys: pytest.CaptureFixture[str])
     assert "given" not in said
 
 
+def test_what_a_file_says_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name may hold what clears the screen."""
+
+    def failed() -> None:
+        raise AutosyncError("node 'a\x1b[2J\x9b1m' has no device.")
+
+    assert guarded(failed) == REFUSED
+    assert r"node 'a\x1b[2J\x9b1m' has no device." in capsys.readouterr().err
+
+
 def test_a_defect_is_one_line_and_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
