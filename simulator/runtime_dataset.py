@@ -299,7 +299,15 @@ def _read_domain(folder: Path, identity: str) -> Domain:
             value=identity,
             remedy="Copy the dataset whole.",
         )
-    return from_json(Domain, file.read_text(encoding="utf-8"), source=file.name)
+    domain = from_json(Domain, file.read_text(encoding="utf-8"), source=file.name)
+    if domain.id != identity:
+        raise InvalidInput(
+            f"{str(file)!r} holds another domain, {domain.id}: the trials were not measured on it.",
+            thing="domain",
+            value=identity,
+            remedy="Copy the dataset whole; a changed domain is measured anew.",
+        )
+    return domain
 
 
 def domain_of_rows(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:

@@ -8,6 +8,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from autosync.documents import to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import decode
 from autosync.simulator.dataset_description import KINDS, datasheet, summaries, trials_table
@@ -105,6 +106,16 @@ def test_missing_files_and_columns_are_named(domains: list[MeasuredDomain], tmp_
     write_dataset(tmp_path, [domains[0].domain], table)
     (tmp_path / "domains" / f"{domains[0].domain.id}.json").unlink()
     with pytest.raises(NotFound, match=domains[0].domain.id):
+        load_dataset(tmp_path)
+
+
+def test_a_domain_that_was_changed_is_not_the_measured_one(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    first, other = (each.domain for each in domains[:2])
+    write_dataset(tmp_path, [first], rows_of(domains[0]))
+    (tmp_path / "domains" / f"{first.id}.json").write_text(to_json(other))
+    with pytest.raises(InvalidInput, match=f"holds another domain, {other.id}"):
         load_dataset(tmp_path)
 
 
