@@ -21,7 +21,7 @@ PIPED_WIDTH = 200
 """Columns where the output is no terminal: tables then wrap late, lines never."""
 
 
-CONTROLS = {code: f"\\x{code:02x}" for code in (*range(14, 32), *range(127, 160))}
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(7), *range(14, 32), *range(127, 160))}
 """What a terminal obeys, as it is shown: names come from whoever wrote a file. (rich itself leaves
 out the bell, carriage returns and the like.)"""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.console import say
+from autosync.api.cli.console import CONTROLS, say
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.optimizers import FOR_OTHERS, OptimizerName
@@ -120,7 +120,7 @@ def diagnose(
     if output is not None:
         write_text(output, _written(found, output.suffix))
         say(f"wrote {escape(str(output))}")
-    typer.echo(found.to_json() if json else found.to_text())
+    typer.echo(found.to_json() if json else found.to_text().translate(CONTROLS))
 
 
 def _written(found: "Diagnosis", suffix: str) -> str:
