@@ -20,7 +20,8 @@ def import_model(
         bool, typer.Option("--values", help="Run a step that depends on values on the CPU.")
     ] = False,
     length: Annotated[
-        int | None, typer.Option("--length", help="Tokens in a sentence, of a config or ONNX file.")
+        int | None,
+        typer.Option("--length", min=1, help="Tokens in a sentence, of a config or ONNX file."),
     ] = None,
     autocast: Annotated[
         Autocast | None, typer.Option("--autocast", help="Record under mixed precision.")
