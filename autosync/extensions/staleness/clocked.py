@@ -126,9 +126,7 @@ class ClockedAttachment:
     def _watch_loading(self) -> Iterator[Removable]:
         """Of the model, or of a module of it by itself."""
         for module in self.model.modules():
-            yield module.register_load_state_dict_pre_hook(
-                lambda module, *_: self._before_loading(module)
-            )
+            yield module.register_load_state_dict_pre_hook(self._before_loading)
             yield module.register_load_state_dict_post_hook(self._after_loading)
 
     def start(self) -> None:
@@ -310,8 +308,10 @@ class ClockedAttachment:
         self.synchronize("optimizer.state_dict()", saves=True)
         self._take_mean_state()
 
-    def _before_loading(self, module: nn.Module) -> None:
+    def _before_loading(self, module: nn.Module, state: dict[str, Any], *_: Any) -> None:
         if self.loading is None or self.loading is module:  # else torch loads it within another
+            # Loaded by torch.distributed.checkpoint, values lie where `synchronize` writes others.
+            state |= {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
             self.synchronize("model.load_state_dict()")
             self.loading = module
 

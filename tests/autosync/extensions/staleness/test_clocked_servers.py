@@ -11,11 +11,14 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
@@ -248,6 +251,31 @@ def test_a_resumed_job_trains_as_an_uninterrupted_one(three: Ranks, half: int) -
     assert len({saved for _, saved in answers}) == 1
     for finals, _ in answers:
         assert finals == [expected, expected]
+
+
+def resumed_in_place(rank: int, world: int, folder: str) -> list[list[float]]:
+    """One job trains on behind its checkpoint, the next goes on from it: that is read into the
+    parameters' own memory."""
+    finals = []
+    for begin in (0, 6):
+        made = counting(world, 2, MOMENTUM)
+        state = {"training": autosync.TrainingState(made.model, made.given)}
+        if begin:
+            load(state, checkpoint_id=folder)
+        for iteration in range(begin, 12):
+            if iteration == 6 and not begin:
+                save(state, checkpoint_id=folder)
+            count(made, iteration, rank)
+        made.detach()
+        finals.append(weights(made.model).tolist())
+    return finals
+
+
+def test_a_job_resumes_from_what_torch_reads_into_its_parameters(
+    three: Ranks, tmp_path: Path
+) -> None:
+    expected = torch.cat([value.flatten() for value in counted(12, SHARES, MOMENTUM)]).tolist()
+    assert three.run(resumed_in_place, str(tmp_path)) == [[expected, expected]] * 3
 
 
 def loaded(rank: int, world: int, wrapped: bool) -> list[float]:
