@@ -10,6 +10,7 @@ with the average gradient.
 import atexit
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,11 +25,9 @@ from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.staleness.client import ServerClient
-from autosync.extensions.staleness.server import (
-    ClockedBucket,
-    ShardServer,
-)
+from autosync.extensions.staleness.server import ClockedBucket, ShardServer
 from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.execution.engine import EXIT_SECONDS
 from autosync.runtime.hooks.model_hooks import (
     ModelMethods,
     PlainCopies,
@@ -184,8 +183,7 @@ class ClockedAttachment:
             update.sub_(before).mul_(self.share)
             bucket.scatter(before.add_(update), self.parameters)
         self.client.send(exchange, self.server)
-        values = self.client.read()
-        if values is not None:
+        if (values := self.client.read()) is not None:
             for bucket in self.buckets:
                 bucket.scatter(values[bucket.index], self.parameters)
         self.shown = self.before if values is None else values
@@ -290,16 +288,17 @@ class ClockedAttachment:
         self.server.leave(self.groups.rank)
 
     def at_exit(self) -> None:
-        """Others may still need what this rank owns, and its last updates."""
+        """Others may still need what this rank owns, and its last updates. Where its script has
+        failed, they may wait elsewhere until this process has ended."""
         self.meeting.refusals.leave()
         self.leave()
-        self._serve_to_the_end()
+        self._serve_to_the_end(failed=hasattr(sys, "last_value"))
         self.groups.close()
 
-    def _serve_to_the_end(self) -> None:
+    def _serve_to_the_end(self, failed: bool = False) -> None:
         """Until the others have left, too."""
         self.client.join()
-        self.server.join(self.groups.timeout)
+        self.server.join(EXIT_SECONDS if failed else self.groups.timeout.total_seconds())
 
     def _barrier(self) -> None:
         self.meeting.control.barrier(dist.BarrierOptions()).wait()

@@ -7,11 +7,13 @@ import pickle
 import random
 import re
 import signal
+import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -421,6 +423,27 @@ def left(rank: int, world: int) -> str:
 def test_waiting_for_a_rank_that_has_left_raises(pair: Ranks) -> None:
     words, _ = pair.run(left)
     assert words.startswith("after 3 steps: rank 1 has left")
+
+
+def failed(rank: int, world: int) -> None:
+    """Rank 1's script has failed, and rank 0 waits for the end of its process alone."""
+    made = counting(world, 1)
+    count(made, 0, rank)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.wait(["failed"], timedelta(seconds=60))
+        made.at_exit()
+        return
+    with (
+        patch.object(sys, "last_value", ValueError("its own error"), create=True),
+        patch("autosync.extensions.staleness.clocked.EXIT_SECONDS", 0.1),
+    ):
+        made.at_exit()
+    store.set("failed", "")
+
+
+def test_a_rank_whose_script_has_failed_does_not_serve_to_the_end(pair: Ranks) -> None:
+    pair.run(failed)
 
 
 def refuses(rank: int, world: int, culprit: int, what: str) -> str:
