@@ -48,13 +48,14 @@ def _plan_with_parts(given: Sequence[Tensor]) -> Attachment | None:
 
 
 def _check(plan: Attachment, given: Sequence[Tensor], norm_type: float) -> None:
-    planned = {id(variable.parameter) for variable in plan.engine.variables}
+    planned = {id(v.parameter): v.parameter.requires_grad for v in plan.engine.variables}
     mine = {id(parameter) for parameter in given}
+    left = [key for key, is_trained in planned.items() if is_trained and key not in mine]
     others = [p for p in given if id(p) not in planned and p.grad is not None]
     if norm_type != 2.0:
         raise _refusal(f"the norm is of type {norm_type}, not 2", norm_type)
-    if others or planned - mine:
-        what = f"{len(planned - mine)} of them were left out and {len(others)} others were given"
+    if others or left:
+        what = f"{len(left)} of them were left out and {len(others)} others were given"
         raise _refusal(f"not all the model's parameters are clipped together: {what}", what)
 
 

@@ -91,6 +91,26 @@ def test_unsupported_clipping_is_refused(pair: Ranks, method: str) -> None:
         assert found == [""] * 3
 
 
+def without_frozen(rank: int, world: int, case: Case) -> list[float]:
+    """The norm over what is trained, and over all parameters, where the first ones were frozen."""
+    model, optimizer, attachment = attached(case, world)
+    parameters = list(model.parameters())
+    for parameter in parameters[:2]:
+        parameter.requires_grad_(False)
+    loss_of(model, 0, rank).backward()
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    norms = [float(autosync.clip_grad_norm_(each, 1e6)) for each in (trained, parameters)]
+    optimizer.step()
+    attachment.detach()
+    return norms
+
+
+@pytest.mark.parametrize("method", ["zero", "ps", "all_reduce"])
+def test_parameters_frozen_since_may_be_left_out(pair: Ranks, method: str) -> None:
+    for some, every in pair.run(without_frozen, Case(method=method)):
+        assert some == every > 0
+
+
 def of_doubles(rank: int, world: int) -> tuple[torch.dtype, float]:
     """The type of the norm, and how far it is from torch's."""
     alone, ours = make_model("mlp").double(), make_model("mlp").double()
