@@ -289,16 +289,17 @@ class ClockedAttachment:
 
     def at_exit(self) -> None:
         """Others may still need what this rank owns, and its last updates. Where its script has
-        failed, they may wait elsewhere until this process has ended."""
+        failed (an interactive one goes on), they may wait elsewhere until this process ends."""
         self.meeting.refusals.leave()
         self.leave()
-        self._serve_to_the_end(failed=hasattr(sys, "last_value"))
+        self._serve_to_the_end(failed=hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
         self.groups.close()
 
     def _serve_to_the_end(self, failed: bool = False) -> None:
         """Until the others have left, too."""
-        self.client.join()
-        self.server.join(EXIT_SECONDS if failed else self.groups.timeout.total_seconds())
+        seconds = EXIT_SECONDS if failed else self.groups.timeout.total_seconds()
+        self.client.join(seconds)
+        self.server.join(seconds)
 
     def _barrier(self) -> None:
         self.meeting.control.barrier(dist.BarrierOptions()).wait()

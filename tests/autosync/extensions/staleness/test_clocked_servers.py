@@ -429,6 +429,7 @@ def failed(rank: int, world: int) -> None:
     """Rank 1's script has failed, and rank 0 waits for the end of its process alone."""
     made = counting(world, 1)
     count(made, 0, rank)
+    made.flush()  # no update of rank 0 is still on its way
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.wait(["failed"], timedelta(seconds=60))
