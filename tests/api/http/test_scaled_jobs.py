@@ -116,6 +116,20 @@ def test_one_gpu_updates_as_several_do(client: TestClient, ids: dict[str, str]) 
     assert found[1]["efficiency"] == pytest.approx(alone / found[1]["step_seconds"])
 
 
+def test_one_gpu_is_as_uncertain_as_its_compute(client: TestClient, ids: dict[str, str]) -> None:
+    job = {**ids, "cluster": "aws-p3-2xlarge-x4", "nodes": [1]}
+    estimated = client.post("/v1/scale", json=job).json()
+    (point,) = estimated["points"]
+    assert point["low_seconds"] < point["step_seconds"] < point["high_seconds"]
+    assert any("compute is an estimate" in each for each in estimated["warnings"])
+    measured = to_data(replace(estimate_profile(chain_graph(), "v100"), source="measured"))
+    for known in ({"step_seconds": 0.02}, {"profile": measured}):
+        stated = client.post("/v1/scale", json={**job, **known}).json()
+        (point,) = stated["points"]
+        assert point["low_seconds"] == point["step_seconds"] == point["high_seconds"]
+        assert not any("compute is an estimate" in each for each in stated["warnings"])
+
+
 def test_few_nodes_compute_as_fast_as_their_own_devices(
     client: TestClient, ids: dict[str, str]
 ) -> None:
