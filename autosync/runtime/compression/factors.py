@@ -202,15 +202,27 @@ class _Linear(torch.autograd.Function):
         if wants_bias:
             to_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0).to(ctx.bias_dtype)
         if wants_weight:
-            try:
-                adds_up = torch._C._will_engine_execute_node(ctx.next_functions[1][0])
-            except RuntimeError:  # torch.autograd.grad asks for the gradient itself
+            adds_up = _adds_up(ctx)
+            if adds_up:
+                ctx.take(x, gradient)
+            elif adds_up is None:
                 activations, gradients = _flat(x, gradient)
                 to_weight = (gradients.t() @ activations).to(weight.dtype)
-            else:
-                if adds_up:
-                    ctx.take(x, gradient)
         return to_x, to_weight, to_bias, None
+
+
+def _adds_up(ctx: Any) -> bool | None:
+    """Whether the backward pass that runs adds the weight's gradient up. None where
+    torch.autograd.grad asks for the gradient itself: torch answers by an error then."""
+    try:
+        return torch._C._will_engine_execute_node(ctx.next_functions[1][0])
+    except RuntimeError:
+        return None
+
+
+# Compiled regions break here, as at `hooks.torch_compile.opaque`. The context that the compiler
+# traces with has no `next_functions`: it would leave all of the function around the layer eager.
+_adds_up._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _forward_of(

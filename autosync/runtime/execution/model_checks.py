@@ -171,9 +171,11 @@ class ParameterStorage:
         self._strides = list(map(Tensor.stride, self._parameters))
         first: dict[Place, VariableRecord] = {}
         for variable, place in zip(self._variables, self._places, strict=True):
+            if not variable.size_bytes:  # lies where its neighbour in a flat buffer begins
+                continue
             other = first.setdefault(place, variable)
             in_turn = all(v.whole and not v.deferred for v in (variable, other))
-            if other is not variable and variable.alias.numel() and not in_turn:
+            if other is not variable and not in_turn:
                 raise _in_one_place(variable, other)
 
     def _follow(self) -> None:

@@ -128,7 +128,8 @@ def take_snapshot(
 ) -> Snapshot:
     """batches: what the steps' batches come from, before any has been drawn. What an optimizer
     trains beside the model, in a loss say, is saved, too."""
-    trained = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    every = _with_inner(optimizers)
+    trained = [p for each in every for group in each.param_groups for p in group["params"]]
     return Snapshot(
         parameters=[
             (p, host_copy(p.detach()), None if p.grad is None else host_copy(p.grad))
@@ -136,7 +137,7 @@ def take_snapshot(
         ],
         buffers=[copy for module in model.modules() for copy in _buffer_copies(module)],
         modes=[(module, module.training) for module in model.modules()],
-        optimizers=[_optimizer_copy(optimizer) for optimizer in _with_inner(optimizers)],
+        optimizers=_optimizer_copies(every),
         others=[(other, saved(other.state_dict())) for other in others],
         random_states=_random(),
         generators=[(each, each.get_state()) for each in _generators(batches)],
@@ -179,10 +180,23 @@ def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
     return found
 
 
-def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
+def _optimizer_copies(optimizers: list[Optimizer]) -> list[OptimizerCopy]:
+    """A state that a wrapper shows as its own, as that of Accelerate does, is saved once."""
+    made: list[OptimizerCopy] = []
+    for one in optimizers:
+        shown = next((copy.state for copy in made if copy.optimizer.state is one.state), None)
+        made.append(_optimizer_copy(one, shown))
+    return made
+
+
+def _optimizer_copy(
+    optimizer: Optimizer, state: dict[Any, dict[str, Any]] | None
+) -> OptimizerCopy:
+    if state is None:
+        state = {key: saved(value) for key, value in optimizer.state.items()}
     return OptimizerCopy(
         optimizer,
-        state={key: saved(state) for key, state in optimizer.state.items()},
+        state,
         groups=[
             {name: saved(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups

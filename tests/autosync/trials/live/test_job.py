@@ -121,6 +121,44 @@ def test_an_optimizer_inside_another_is_put_back() -> None:
     assert counting.steps == 0
 
 
+class OfCopies(torch.optim.Optimizer):
+    """Trains copies of the parameters by another optimizer, as where parameters are of lower
+    precision. Shows the state of the other one as its own."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        super().__init__(parameters, {})
+        self.parameters = parameters
+        self.copies = [parameter.detach().double() for parameter in parameters]
+        self.inner = torch.optim.SGD(self.copies, lr=0.1, momentum=0.9)
+        self.state = self.inner.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter, copy in zip(self.parameters, self.copies, strict=True):
+            copy.grad = None if parameter.grad is None else parameter.grad.double()
+        self.inner.step()
+        for parameter, copy in zip(self.parameters, self.copies, strict=True):
+            parameter.copy_(copy)
+
+
+def test_what_an_optimizer_inside_another_trains_is_put_back() -> None:
+    """And a state that both show is saved once."""
+    model = nn.Linear(3, 2)
+    optimizer = OfCopies(list(model.parameters()))
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    values = [copy.clone() for copy in optimizer.copies]
+    moments = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
+    before = take_snapshot(model, [optimizer])
+    optimizer.step()
+    before.restore()
+    assert all(map(torch.equal, values, optimizer.copies))
+    held = [optimizer.inner.state[copy]["momentum_buffer"] for copy in optimizer.copies]
+    assert all(map(torch.equal, moments, held))
+    assert before.optimizers[0].state is before.optimizers[1].state
+
+
+
 def test_what_an_optimizer_trains_beside_the_model_is_put_back() -> None:
     """A loss may have parameters of its own."""
     model, of_loss = nn.Linear(3, 2), nn.Linear(2, 2)
