@@ -188,6 +188,35 @@ def test_a_plan_taken_off_behind_a_failed_backward_ends_the_other_rank(
     assert first.startswith("rank 1 stopped: the last backward pass ended with an error")
 
 
+def interrupted(rank: int, world: int) -> str:
+    """A signal ends rank 1's script in the middle of its update. It saves what it has."""
+    model, optimizer = training(rank, world, PLANS["all-reduce"])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def iterations() -> None:
+        for iteration in range(FAULTY + 3):
+            passes(model, optimizer, iteration, rank)
+            if (rank, iteration) == (1, FAULTY):
+                stopping = patch.object(torch.optim.SGD, "step", interrupt)
+                with stopping, pytest.raises(KeyboardInterrupt):
+                    optimizer.step()
+                model.state_dict()
+            else:
+                optimizer.step()
+
+    with looking_often():
+        return ended_alone(model, rank == 1, iterations)
+
+
+def test_an_update_that_a_signal_has_ended_is_not_waited_for(pair: Ranks) -> None:
+    """Neither by the script itself, whose values are half updated, nor by the other rank."""
+    first, second = pair.run(interrupted)
+    assert second.startswith("the optimizer's update ended with KeyboardInterrupt")
+    assert first == f"rank 1 stopped: {second}"
+
+
 def left_with_messages_under_way(rank: int, world: int) -> bool:
     """Rank 1's script ends in the middle of its backward pass, while rank 0 is busy elsewhere and
     joins none of its messages, until the end is over. Whether one is under way behind that."""
