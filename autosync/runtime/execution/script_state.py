@@ -83,7 +83,7 @@ class ScriptState:
             with self.gathered(), as_plain(optimizer):
                 state = optimizer.state_dict()
             return state
-        engine.flush()
+        self._flush_everywhere()
         with as_plain(optimizer):
             state = optimizer.state_dict()
         parts = engine.state.parts(optimizer)
@@ -134,12 +134,19 @@ class ScriptState:
             with self._engine.monitor.exchange("the gathering of the optimizer's state"):
                 self._engine.state.gather(call)
 
+    def _flush_everywhere(self) -> None:
+        """In a call of every rank. Where this rank's last backward pass ended with an error, others
+        may wait for its gradients and not come: they read why."""
+        self._engine.flush()
+        if self._is_split and self._engine.iteration.phase is Phase.BACKWARD:
+            self._engine.leave()
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Within, the optimizer holds the state of every variable. A collective where updates are
         owned or sharded."""
         engine = self._engine
-        engine.flush()
+        self._flush_everywhere()
         with engine.monitor.exchange("the gathering of the optimizer's state"):
             gathered = engine.state.gather("optimizer.state_dict()", self.to)
         try:

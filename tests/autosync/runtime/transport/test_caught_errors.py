@@ -161,9 +161,9 @@ def test_an_error_inside_of_backward_ends_the_other_rank_by_name(pair: Ranks, na
     assert second.startswith(words)
 
 
-def left_in_backward(rank: int, world: int, case: Case) -> str:
-    """Rank 1's script catches an error in the middle of its backward pass, and takes the plan
-    off."""
+def left_in_backward(rank: int, world: int, case: Case, saves: bool = False) -> str:
+    """Rank 1's script catches an error in the middle of its backward pass, and takes the plan off,
+    or saves what it has before."""
     model, optimizer = training(rank, world, case)
 
     def iterations() -> None:
@@ -172,6 +172,8 @@ def left_in_backward(rank: int, world: int, case: Case) -> str:
                 next(model.parameters()).register_hook(fails)
                 with pytest.raises(ValueError, match="is wrong"):
                     passes(model, optimizer, iteration, rank)
+                if saves:
+                    optimizer.state_dict()
                 return
             passes(model, optimizer, iteration, rank)
             optimizer.step()
@@ -186,6 +188,13 @@ def test_a_plan_taken_off_behind_a_failed_backward_ends_the_other_rank(
 ) -> None:
     first, _ = pair.run(left_in_backward, PLANS[name])
     assert first.startswith("rank 1 stopped: the last backward pass ended with an error")
+
+
+def test_a_state_gathered_behind_a_failed_backward_ends_the_other_rank(pair: Ranks) -> None:
+    """At once, not when both have waited for each other until the timeout."""
+    first, second = pair.run(left_in_backward, PLANS["sharded"], True)
+    assert first.startswith("rank 1 stopped: the last backward pass ended with an error")
+    assert second.startswith("the gathering of the optimizer's state failed: ")
 
 
 def interrupted(rank: int, world: int) -> str:
