@@ -112,15 +112,16 @@ class Client:
 
     def compare(
         self,
-        graph: str,
+        graph: ModelGraph | str,
         clusters: Sequence[str] | Mapping[str, float | None],
         **options: Any,
     ) -> ComparedClusters:
-        """The same model on several clusters: what to rent. clusters: their names or ids, where
-        known with what each costs an hour."""
+        """The same model on several clusters: what to rent. graph: as of `rank`. clusters: their
+        names or ids, where known with what each costs an hour."""
         costs = clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
         rented = [{"cluster": name, "cost_per_hour": cost} for name, cost in costs.items()]
-        body = {"graph": graph, "clusters": rented, **plain(options)}
+        name = self.graphs.post(graph).id if isinstance(graph, ModelGraph) else graph
+        body = {"graph": name, "clusters": rented, **plain(options)}
         return self.connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)
 
     def scale(

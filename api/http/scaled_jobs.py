@@ -11,6 +11,7 @@ from autosync.api.views.prediction_ranges import calibrate, compute_is_known
 from autosync.api.views.schemas import ScaledJob, ScaledPoint
 from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.domain import Domain
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.scaling import ScalePoint, knee_of
 from autosync.simulator.simulator_contract import Simulator
 from autosync.units import counted
@@ -46,7 +47,10 @@ def _point(
         computing = factor * own.profile.compute_seconds * batches + update
         price = workers[0].usd_per_hour or None
         rate = batches * own.batch_size / computing
-        return ScalePoint(1, 1, computing, computing, computing, rate, 1.0, "compute", price), []
+        needed = memory_of(own).alone_bytes()
+        fits = needed <= device_memory_bytes(own)[0]
+        point = ScalePoint(1, 1, computing, computing, computing, rate, 1.0, "compute", price)
+        return point, [] if fits else [_does_not_fit("the model", 1, needed)]
     alone = replace(own, cluster=cluster_of_nodes(own.cluster, nodes))
     computing = alone.compute_seconds * batches + update
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))
@@ -65,8 +69,12 @@ def _point(
     )
     if found.fits:
         return point, found.warnings
-    short = (
-        f"{found.strategy} does not fit on {counted(nodes, 'node')}: a rank needs up to "
-        f"{found.predicted_peak_bytes / 1e9:.2f} GB, and not all devices have enough (predicted)"
-    )
+    short = _does_not_fit(found.strategy, nodes, found.predicted_peak_bytes)
     return point, [*found.warnings, short]
+
+
+def _does_not_fit(what: str, nodes: int, peak_bytes: float) -> str:
+    return (
+        f"{what} does not fit on {counted(nodes, 'node')}: a rank needs up to "
+        f"{peak_bytes / 1e9:.2f} GB, and not all devices have enough (predicted)"
+    )

@@ -50,6 +50,7 @@ from autosync.runtime.hooks.optimizer_coverage import (
 )
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.torch_engines import (
+    OF_UNUSED,
     add_hook,
     check_norm_is_global,
     check_options,
@@ -192,6 +193,14 @@ def distribute(
         return in_ddp(model, optimizer, max_grad_norm, plan, group, options, beside), optimizer
     names = model_names(shipped, network)
     if shipped.plan.sharding is not None:
+        ignored = [each for each in OF_UNUSED if options.get(each)]
+        if ignored and group.rank() == 0:
+            message = (
+                f"ddp_options: {', '.join(ignored)} has no effect under fully_shard: in every "
+                "iteration all ranks must reach the same parameters. Else keep DDP or a plan."
+            )
+            warnings.warn(message, stacklevel=2)
+            log.warning(message)
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
         beside()
         return model, optimizer

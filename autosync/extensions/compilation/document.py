@@ -1,5 +1,6 @@
 """What a strategy says of torch.compile: which consecutive blocks are compiled together."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ class CompiledRegions(ExtensionDocument):
         names = [name for region in self.regions for name in region]
         if not names or not all(self.regions):
             raise _refused(self.regions, "has a region without modules", "Name its modules.")
-        twice = next((name for name in names if names.count(name) > 1), "")
+        twice = next((name for name, count in Counter(names).items() if count > 1), "")
         if twice:
             raise _refused(twice, f"names {twice!r} twice", "Name each module once.")
         if "" in names:

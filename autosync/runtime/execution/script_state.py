@@ -53,7 +53,7 @@ class ScriptState:
 
     def of(self, optimizer: Optimizer) -> Any:
         """The value of `optimizer.state` for the script."""
-        if self._is_split and not self.in_parts:
+        if self._is_split:
             return SplitState(id(optimizer) in self._begun)
         if self._engine.iteration.phase is Phase.STEPPED:
             self._engine.flush()

@@ -17,7 +17,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
-from autosync.runtime.torch_engines import check_options
+from autosync.runtime.torch_engines import OF_UNUSED, check_options
 from autosync.runtime.transport.agreement import ranks_meet
 from autosync.runtime.transport.base import SynchronizationFailed, lost_peer
 from autosync.runtime.transport.tensor_exchange import share_initial_values
@@ -197,8 +197,7 @@ class LiveJob:
     @property
     def takes_unused(self) -> bool:
         """Whether a step may leave parameters without a gradient."""
-        finders = ("find_unused_parameters", "static_graph")
-        return any(self.ddp_options.get(name) for name in finders)
+        return any(self.ddp_options.get(name) for name in OF_UNUSED)
 
     def run_step(self, model: nn.Module, iteration: int) -> None:
         """Iterations with the same number have the same batch, on the bare model and in trials."""

@@ -67,9 +67,9 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     mine = RankReport(host_name(), device_type, device_memory_gb(job.device), step_seconds)
     reports: list[RankReport] = job.control.gathered(mine)
     hosts = ranks_of_hosts([report.host for report in reports])
-    between = _link_rates(job, [ranks[0] for ranks in hosts.values()])
+    between = _link_rates(job, list(zip(*hosts.values(), strict=False)))
     within = [
-        _link_rates(job, ranks[:2])[0] if len(ranks) > 1 else None for ranks in hosts.values()
+        _link_rates(job, [ranks[:2]])[0] if len(ranks) > 1 else None for ranks in hosts.values()
     ]
     latency = _latency_seconds(job)
     profiled = reports[0].step_seconds  # the domain's profile is rank 0's
@@ -121,19 +121,22 @@ def device_of_report(report: RankReport, profiled_seconds: float) -> Device:
     return Device(report.device_type, 1, report.memory_gb, slowdown)
 
 
-def _link_rates(job: LiveJob, ring: Sequence[int]) -> list[float]:
-    """Bytes a second that each of `ring` receives from the one before it, all at once. Every
-    rank of the job calls this, since all agree on the size."""
-    if len(ring) < 2:
+def _link_rates(job: LiveJob, rings: Sequence[Sequence[int]]) -> list[float]:
+    """Bytes a second that the members at each place of `rings` receive together from those before
+    them, all at once: a host may have a NIC for each of its ranks. Every rank of the job calls
+    this, since all agree on the size."""
+    if len(rings[0]) < 2:
         return []
+    ring = next((ring for ring in rings if dist.get_rank() in ring), ())
     size = SMALLEST_BYTES
     agreed = job.control.agreed  # or ranks outside of the ring would go on without one that failed
     agreed(partial(_exchange, job, ring, size))  # opens the connections
     while True:
         seconds: list[float] = job.control.gathered(agreed(partial(_exchange, job, ring, size)))
         if max(seconds) >= LONG_ENOUGH_SECONDS or size >= LARGEST_BYTES:
-            received = [size / max(seconds[rank], 1e-9) for rank in ring]
-            return received[1:] + received[:1]  # of the link behind each member
+            slowest = [max(seconds[rank] for rank in place) for place in zip(*rings, strict=True)]
+            received = [len(rings) * size / max(one, 1e-9) for one in slowest]
+            return received[1:] + received[:1]  # of the link behind each place
         size *= 4
 
 

@@ -105,6 +105,20 @@ def test_several_optimizers_are_put_back() -> None:
     assert all(torch.equal(value, parameter) for value, parameter in pairs)
 
 
+def test_what_an_optimizer_trains_beside_the_model_is_put_back() -> None:
+    """A loss may have parameters of its own."""
+    model, of_loss = nn.Linear(3, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *of_loss.parameters()], lr=0.1)
+    bias = of_loss.bias.detach().clone()
+    before = take_snapshot(model, [optimizer])
+    of_loss(model(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    assert not torch.equal(of_loss.bias, bias)
+    before.restore()
+    assert torch.equal(of_loss.bias, bias)
+    assert of_loss.bias.grad is None
+
+
 class Averaging(nn.Module):
     """Puts another tensor in place of its buffer in every forward pass."""
 
@@ -261,6 +275,18 @@ def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatc
 def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
     """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
     assert device_of_report(RankReport("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
+
+
+def test_ranks_of_a_host_share_in_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have a NIC of its own, which the first one alone would not use."""
+    rings, taken = [(0, 2), (1, 3)], [0.05, 0.1, 0.2, 0.1]
+    asked: list[Any] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: asked.append(ring))
+    job: Any = SimpleNamespace(control=SimpleNamespace(gathered=lambda mine: taken))
+    both = 2 * job_cluster.SMALLEST_BYTES
+    assert job_cluster._link_rates(job, rings) == [both / 0.2, both / 0.1]
+    assert asked == [(1, 3)] * 2
 
 
 def test_ranks_of_a_host_must_follow_one_another() -> None:
