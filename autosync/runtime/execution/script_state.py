@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
 from autosync.runtime.execution.completion import Phase
+from autosync.runtime.execution.model_checks import within_backward
 from autosync.runtime.updates.optimizer_state import asks_for_state
 from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers_in
 
@@ -129,17 +130,19 @@ class ScriptState:
     def show(self, call: str) -> None:
         """Nothing is in flight, and optimizers hold all of the state. A collective where updates
         are owned or sharded. call: of the script."""
-        self._engine.flush()
+        self._flush_everywhere()
         if self._is_split:
             with self._engine.monitor.exchange("the gathering of the optimizer's state"):
                 self._engine.state.gather(call)
 
     def _flush_everywhere(self) -> None:
         """In a call of every rank. Where this rank's last backward pass ended with an error, others
-        may wait for its gradients and not come: they read why."""
-        self._engine.flush()
-        if self._is_split and self._engine.iteration.phase is Phase.BACKWARD:
-            self._engine.leave()
+        may wait for its gradients and not come: they read why. Not where it still runs: a hook or a
+        signal's handler calls, and the pass goes on."""
+        engine = self._engine
+        engine.flush()
+        if self._is_split and engine.iteration.phase is Phase.BACKWARD and not within_backward():
+            engine.leave()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

@@ -60,7 +60,8 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     """The same cluster on every rank, from what all report and a short exchange on every link.
 
     Raises:
-        InvalidInput: the ranks of a host are not numbered one after another; a rank cannot exchange.
+        InvalidInput: the ranks of a host are not numbered one after another, or another rank's
+            exchange failed; where this one's did, its own error.
         NotSupported: a GPU is of no known type, and none is stated.
     """
     device_type = device_type_of(job.device, job.stated_device_type)

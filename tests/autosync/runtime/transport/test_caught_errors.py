@@ -197,6 +197,34 @@ def test_a_state_gathered_behind_a_failed_backward_ends_the_other_rank(pair: Ran
     assert second.startswith("the gathering of the optimizer's state failed: ")
 
 
+def saved_within_backward(rank: int, world: int) -> list[float]:
+    """A signal's handler saves: rank 1's in the middle of its backward pass, rank 0's before."""
+    model, optimizer = training(rank, world, PLANS["sharded"])
+
+    def save(_: torch.Tensor) -> None:
+        optimizer.state_dict()
+
+    with looking_often():
+        for iteration in range(FAULTY + 3):
+            if (rank, iteration) == (0, FAULTY):
+                optimizer.state_dict()
+            if (rank, iteration) == (1, FAULTY):
+                handle = next(model.parameters()).register_hook(save)
+                passes(model, optimizer, iteration, rank)
+                handle.remove()
+                time.sleep(LOOK_SECONDS)
+            else:
+                passes(model, optimizer, iteration, rank)
+            optimizer.step()
+    autosync.detach(model)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+def test_a_state_gathered_within_a_backward_pass_ends_none(pair: Ranks) -> None:
+    first, second = pair.run(saved_within_backward)
+    assert first == second
+
+
 def interrupted(rank: int, world: int) -> str:
     """A signal ends rank 1's script in the middle of its update. It saves what it has."""
     model, optimizer = training(rank, world, PLANS["all-reduce"])

@@ -283,7 +283,8 @@ def test_ranks_of_a_host_share_in_its_rate(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[Any] = []
     monkeypatch.setattr(dist, "get_rank", lambda: 3)
     monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: asked.append(ring))
-    job: Any = SimpleNamespace(control=SimpleNamespace(gathered=lambda mine: taken))
+    control = SimpleNamespace(agreed=lambda task: task(), gathered=lambda mine: taken)
+    job: Any = SimpleNamespace(control=control)
     both = 2 * job_cluster.SMALLEST_BYTES
     assert job_cluster._link_rates(job, rings) == [both / 0.2, both / 0.1]
     assert asked == [(1, 3)] * 2
@@ -334,10 +335,11 @@ def test_a_rank_outside_of_a_ring_stops_where_one_in_it_cannot_exchange(
         assert task() == 0.0
         raise InvalidInput("rank 1 cannot tune: no memory")
 
-    monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size_bytes: 0.0)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: float(len(ring)))
     job: Any = SimpleNamespace(control=SimpleNamespace(agreed=agreed))  # nothing is gathered
     with pytest.raises(InvalidInput, match="rank 1 cannot tune: no memory"):
-        job_cluster._link_rates(job, [0, 1])
+        job_cluster._link_rates(job, [(0, 1)])
 
 
 def test_a_ranks_own_error_is_told_where_the_others_are_lost(
