@@ -26,6 +26,7 @@ class CompiledRegions(ExtensionDocument):
 
     regions: Regions
     key: ClassVar[str] = "compile_regions"
+    needs_plan: ClassVar[bool] = True
     unsteady_passes: ClassVar[int] = 2  # which the compiler works in
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

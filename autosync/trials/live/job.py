@@ -19,7 +19,7 @@ from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unh
 from autosync.runtime.hooks.torch_compile import is_compiled
 from autosync.runtime.torch_engines import OF_UNUSED, check_options
 from autosync.runtime.transport.agreement import ranks_meet
-from autosync.runtime.transport.base import lost_peer
+from autosync.runtime.transport.base import SynchronizationFailed, lost_peer
 from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward
@@ -55,7 +55,10 @@ class ControlGroup:
             result, error = task(), None
         except Exception as raised:  # the user's step may raise anything, on some ranks only
             result, error = None, raised
-        errors = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        try:
+            errors = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        except SynchronizationFailed as lost:  # its own error may be why: the others still wait
+            raise lost from error or lost.__cause__
         for rank, text in enumerate(errors):
             if text is not None:
                 if error is not None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -59,7 +60,8 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     """The same cluster on every rank, from what all report and a short exchange on every link.
 
     Raises:
-        InvalidInput: the ranks of a host are not numbered one after another.
+        InvalidInput: the ranks of a host are not numbered one after another, or another rank's
+            exchange failed; where this one's did, its own error.
         NotSupported: a GPU is of no known type, and none is stated.
     """
     device_type = device_type_of(job.device, job.stated_device_type)
@@ -128,9 +130,10 @@ def _link_rates(job: LiveJob, rings: Sequence[Sequence[int]]) -> list[float]:
         return []
     ring = next((ring for ring in rings if dist.get_rank() in ring), ())
     size = SMALLEST_BYTES
-    _exchange(job, ring, size)  # opens the connections
+    agreed = job.control.agreed  # or ranks outside of the ring would go on without one that failed
+    agreed(partial(_exchange, job, ring, size))  # opens the connections
     while True:
-        seconds: list[float] = job.control.gathered(_exchange(job, ring, size))
+        seconds: list[float] = job.control.gathered(agreed(partial(_exchange, job, ring, size)))
         if max(seconds) >= LONG_ENOUGH_SECONDS or size >= LARGEST_BYTES:
             slowest = [max(seconds[rank] for rank in place) for place in zip(*rings, strict=True)]
             received = [len(rings) * size / max(one, 1e-9) for one in slowest]
@@ -167,17 +170,21 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
 def _latency_seconds(job: LiveJob) -> float:
     """One way between the first rank and the last: half of the median of small round trips."""
     last = dist.get_world_size() - 1
-    rank, trips = dist.get_rank(), []
-    small = torch.zeros(1, device=job.device)
-    for _ in range(LATENCY_TRIPS):
-        wait_for_device(job.device)
-        begun = time.monotonic()
-        for source, target in ((0, last), (last, 0)):
-            if rank == source:
-                dist.send(small, target, job.group)
-            elif rank == target:
-                dist.recv(small, source, job.group)
-        wait_for_device(job.device)  # NCCL is only asked for a message so far
-        trips.append(time.monotonic() - begun)
-    found: float = job.control.from_first(sorted(trips)[len(trips) // 2] / 2)
+    rank = dist.get_rank()
+
+    def median_trip_seconds() -> float:
+        trips, small = [], torch.zeros(1, device=job.device)
+        for _ in range(LATENCY_TRIPS):
+            wait_for_device(job.device)
+            begun = time.monotonic()
+            for source, target in ((0, last), (last, 0)):
+                if rank == source:
+                    dist.send(small, target, job.group)
+                elif rank == target:
+                    dist.recv(small, source, job.group)
+            wait_for_device(job.device)  # NCCL is only asked for a message so far
+            trips.append(time.monotonic() - begun)
+        return sorted(trips)[len(trips) // 2]
+
+    found: float = job.control.from_first(job.control.agreed(median_trip_seconds) / 2)
     return found

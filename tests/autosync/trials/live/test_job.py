@@ -19,7 +19,7 @@ from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialFailed, TrialRequest
 from autosync.trials.iterations import peak_bytes, reset_peak
 from autosync.trials.live import job_cluster
-from autosync.trials.live.job import LiveJob, open_control
+from autosync.trials.live.job import ControlGroup, LiveJob, open_control
 from autosync.trials.live.job_cluster import (
     RankReport,
     device_memory_gb,
@@ -31,7 +31,6 @@ from autosync.trials.live.job_cluster import (
 from autosync.trials.live.job_pool import JobPool, counted_nics
 from autosync.trials.live.snapshot import take_snapshot
 from autosync.trials.request_names import GPU_IN_TURNS
-from tests.autosync.runtime.updates.test_optimizer_scope import Ahead, Counting
 from tests.autosync.trials.strategies import ddp, small_domain
 
 
@@ -104,59 +103,6 @@ def test_several_optimizers_are_put_back() -> None:
     assert not any(optimizer.state for optimizer in optimizers)
     pairs = zip(values, model.parameters(), strict=True)
     assert all(torch.equal(value, parameter) for value, parameter in pairs)
-
-
-def test_an_optimizer_inside_another_is_put_back() -> None:
-    """And what an optimizer counts in an attribute."""
-    model = nn.Linear(3, 2)
-    ahead, counting = Ahead(model.parameters(), 0.1), Counting(model.parameters(), 0.1)
-    before = take_snapshot(model, [ahead, counting])
-    model(torch.ones(1, 3)).sum().backward()
-    ahead.step()
-    counting.step()
-    assert len(ahead.fast.state) == 2
-    assert counting.steps == 1
-    before.restore()
-    assert not ahead.fast.state
-    assert counting.steps == 0
-
-
-class OfCopies(torch.optim.Optimizer):
-    """Trains copies of the parameters by another optimizer, as where parameters are of lower
-    precision. Shows the state of the other one as its own."""
-
-    def __init__(self, parameters: list[nn.Parameter]):
-        super().__init__(parameters, {})
-        self.parameters = parameters
-        self.copies = [parameter.detach().double() for parameter in parameters]
-        self.inner = torch.optim.SGD(self.copies, lr=0.1, momentum=0.9)
-        self.state = self.inner.state
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for parameter, copy in zip(self.parameters, self.copies, strict=True):
-            copy.grad = None if parameter.grad is None else parameter.grad.double()
-        self.inner.step()
-        for parameter, copy in zip(self.parameters, self.copies, strict=True):
-            parameter.copy_(copy)
-
-
-def test_what_an_optimizer_inside_another_trains_is_put_back() -> None:
-    """And a state that both show is saved once."""
-    model = nn.Linear(3, 2)
-    optimizer = OfCopies(list(model.parameters()))
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    values = [copy.clone() for copy in optimizer.copies]
-    moments = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
-    before = take_snapshot(model, [optimizer])
-    optimizer.step()
-    before.restore()
-    assert all(map(torch.equal, values, optimizer.copies))
-    held = [optimizer.inner.state[copy]["momentum_buffer"] for copy in optimizer.copies]
-    assert all(map(torch.equal, moments, held))
-    assert before.optimizers[0].state is before.optimizers[1].state
-
 
 
 def test_what_an_optimizer_trains_beside_the_model_is_put_back() -> None:
@@ -316,7 +262,7 @@ def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "send", noting("send"))
     monkeypatch.setattr(dist, "recv", noting("recv"))
-    control = SimpleNamespace(from_first=lambda told: told)
+    control = SimpleNamespace(from_first=lambda told: told, agreed=lambda task: task())
     job: Any = SimpleNamespace(device=GPU, control=control, group=None)
     assert job_cluster._latency_seconds(job) == 0.5
     trip = ["done", "clock", "send", "recv", "done", "clock"]
@@ -337,7 +283,8 @@ def test_ranks_of_a_host_share_in_its_rate(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[Any] = []
     monkeypatch.setattr(dist, "get_rank", lambda: 3)
     monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: asked.append(ring))
-    job: Any = SimpleNamespace(control=SimpleNamespace(gathered=lambda mine: taken))
+    control = SimpleNamespace(agreed=lambda task: task(), gathered=lambda mine: taken)
+    job: Any = SimpleNamespace(control=control)
     both = 2 * job_cluster.SMALLEST_BYTES
     assert job_cluster._link_rates(job, rings) == [both / 0.2, both / 0.1]
     assert asked == [(1, 3)] * 2
@@ -377,3 +324,38 @@ def test_a_tuning_whose_ranks_gloo_does_not_join_says_why(monkeypatch: pytest.Mo
     monkeypatch.setattr(dist, "new_group", new_group)
     with pytest.raises(SynchronizationFailed, match="set GLOO_SOCKET_IFNAME"):
         open_control(timedelta(seconds=1))
+
+
+def test_a_rank_outside_of_a_ring_stops_where_one_in_it_cannot_exchange(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own part was nothing. What it gathered next would be taken for the others' errors."""
+
+    def agreed(task: Callable[[], float]) -> float:
+        assert task() == 0.0
+        raise InvalidInput("rank 1 cannot tune: no memory")
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: float(len(ring)))
+    job: Any = SimpleNamespace(control=SimpleNamespace(agreed=agreed))  # nothing is gathered
+    with pytest.raises(InvalidInput, match="rank 1 cannot tune: no memory"):
+        job_cluster._link_rates(job, [(0, 1)])
+
+
+def test_a_ranks_own_error_is_told_where_the_others_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may wait for it in a collective of the step, until they or this rank give up."""
+    lost, own = SynchronizationFailed("a rank of the job was lost"), ValueError("no such file")
+
+    def gathered(control: ControlGroup, mine: object) -> None:
+        raise lost
+
+    def step() -> None:
+        raise own
+
+    monkeypatch.setattr(ControlGroup, "gathered", gathered)
+    nothing: Any = None
+    with pytest.raises(SynchronizationFailed, match="was lost") as raised:
+        ControlGroup(nothing).agreed(step)
+    assert raised.value.__cause__ is own
