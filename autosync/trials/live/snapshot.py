@@ -189,9 +189,7 @@ def _optimizer_copies(optimizers: list[Optimizer]) -> list[OptimizerCopy]:
     return made
 
 
-def _optimizer_copy(
-    optimizer: Optimizer, state: dict[Any, dict[str, Any]] | None
-) -> OptimizerCopy:
+def _optimizer_copy(optimizer: Optimizer, state: dict[Any, dict[str, Any]] | None) -> OptimizerCopy:
     if state is None:
         state = {key: saved(value) for key, value in optimizer.state.items()}
     return OptimizerCopy(
