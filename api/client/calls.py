@@ -86,11 +86,18 @@ def posted(
     connection: ServiceConnection, graph: ModelGraph | str, cluster: Cluster | str
 ) -> dict[str, str]:
     """Both as a request names them; documents are stored first."""
-    if isinstance(graph, ModelGraph):
-        graph = GraphCalls(connection).post(graph).id
-    if isinstance(cluster, Cluster):
-        cluster = ClusterCalls(connection).post(cluster).id
-    return {"graph": graph, "cluster": cluster}
+    return {
+        "graph": graph_named(connection, graph),
+        "cluster": cluster_named(connection, cluster),
+    }
+
+
+def graph_named(connection: ServiceConnection, graph: ModelGraph | str) -> str:
+    return graph if isinstance(graph, str) else GraphCalls(connection).post(graph).id
+
+
+def cluster_named(connection: ServiceConnection, cluster: Cluster | str) -> str:
+    return cluster if isinstance(cluster, str) else ClusterCalls(connection).post(cluster).id
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from autosync.api.client.calls import (
     RuntimeCalls,
     SimulatorCalls,
     StrategyCalls,
+    cluster_named,
+    graph_named,
     posted,
 )
 from autosync.api.client.service_connection import ServiceConnection, plain
@@ -112,15 +114,23 @@ class Client:
 
     def compare(
         self,
-        graph: str,
-        clusters: Sequence[str] | Mapping[str, float | None],
+        graph: ModelGraph | str,
+        clusters: Sequence[Cluster | str]
+        | Mapping[str, float | None]
+        | Mapping[Cluster, float | None],
         **options: Any,
     ) -> ComparedClusters:
-        """The same model on several clusters: what to rent. clusters: their names or ids, where
-        known with what each costs an hour."""
-        costs = clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
-        rented = [{"cluster": name, "cost_per_hour": cost} for name, cost in costs.items()]
-        body = {"graph": graph, "clusters": rented, **plain(options)}
+        """The same model on several clusters: what to rent. graph, clusters: as of `rank`, these
+        where known with what each costs an hour."""
+        costs: Mapping[Any, float | None] = (
+            clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
+        )
+        rented = [
+            {"cluster": cluster_named(self.connection, each), "cost_per_hour": cost}
+            for each, cost in costs.items()
+        ]
+        named = graph_named(self.connection, graph)
+        body = {"graph": named, "clusters": rented, **plain(options)}
         return self.connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)
 
     def scale(
@@ -141,7 +151,7 @@ class Client:
     def collectives(self, cluster: Cluster | str, **options: Any) -> CollectiveTable:
         """The table of nccl-tests as it is predicted for a cluster, a document or an id or name.
         options: other fields of `autosync.api.prediction_spec.CollectivesSpec`."""
-        name = self.clusters.post(cluster).id if isinstance(cluster, Cluster) else cluster
+        name = cluster_named(self.connection, cluster)
         body = {"cluster": name, **options}
         return self.connection.post("/v1/collectives", CollectiveTable, repeatable=True, json=body)
 

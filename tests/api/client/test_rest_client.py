@@ -165,6 +165,8 @@ def call_the_rest(client: Client, folder: Path) -> None:
         "resnet50", {"example-4x1": 2.0}, proposals=8, optimizer=Optimizer("adamw")
     )
     assert compared.items[0].cost_per_million_samples is not None
+    own = client.compare(chain_graph(), [grid_cluster()], proposals=8)
+    assert [each.cluster for each in own.items] == ["grid"]
     made = client.keys.add("bob", "read", days=1)
     assert made.key.startswith(f"{made.id}.")
     assert made.id in [each.id for each in client.keys.list(limit=None).items]
