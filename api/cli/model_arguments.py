@@ -124,6 +124,12 @@ def load_graph(
     `package.module:function`."""
     how = choice or RecordingChoice()
     _check_no_path(model)
+    if how.length is not None and not (is_onnx_file(model) or is_transformers_model(model)):
+        from autosync.api.engine.request_checks import refuse_given
+
+        where = f"on {model!r}, which is no configuration or ONNX file here"
+        remedy = "Leave it out: a graph, a function and the name of a model state their own sizes."
+        refuse_given({"--length": how.length}, where, remedy)
     if is_foreign_module(model):
         found = load_foreign_module(model, batch_size, how.length, allocate=how.values)
         return _target_graph(found, foreign_name(model), how)

@@ -51,6 +51,7 @@ class GraphCalls:
         return self.connection.listed("/v1/graphs", Graphs, limit, cursor, sort=sort)
 
     def get(self, graph_id: str) -> ModelGraph:
+        """A posted graph by its id, or a bundled one by its name."""
         return from_json(ModelGraph, self.connection.send("GET", f"/v1/graphs/{graph_id}").content)
 
 
@@ -78,6 +79,7 @@ class ClusterCalls:
         )
 
     def get(self, cluster_id: str) -> Cluster:
+        """A posted cluster by its id, or a bundled one by its name."""
         answer = self.connection.send("GET", f"/v1/clusters/{cluster_id}")
         return from_json(Cluster, answer.content)
 
@@ -86,18 +88,11 @@ def posted(
     connection: ServiceConnection, graph: ModelGraph | str, cluster: Cluster | str
 ) -> dict[str, str]:
     """Both as a request names them; documents are stored first."""
-    return {
-        "graph": graph_named(connection, graph),
-        "cluster": cluster_named(connection, cluster),
-    }
-
-
-def graph_named(connection: ServiceConnection, graph: ModelGraph | str) -> str:
-    return graph if isinstance(graph, str) else GraphCalls(connection).post(graph).id
-
-
-def cluster_named(connection: ServiceConnection, cluster: Cluster | str) -> str:
-    return cluster if isinstance(cluster, str) else ClusterCalls(connection).post(cluster).id
+    if isinstance(graph, ModelGraph):
+        graph = GraphCalls(connection).post(graph).id
+    if isinstance(cluster, Cluster):
+        cluster = ClusterCalls(connection).post(cluster).id
+    return {"graph": graph, "cluster": cluster}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ from autosync.api.client.calls import (
     RuntimeCalls,
     SimulatorCalls,
     StrategyCalls,
-    cluster_named,
-    graph_named,
     posted,
 )
 from autosync.api.client.service_connection import ServiceConnection, plain
@@ -115,9 +113,7 @@ class Client:
     def compare(
         self,
         graph: ModelGraph | str,
-        clusters: Sequence[Cluster | str]
-        | Mapping[str, float | None]
-        | Mapping[Cluster, float | None],
+        clusters: Sequence[Cluster | str] | Mapping[Any, float | None],
         **options: Any,
     ) -> ComparedClusters:
         """The same model on several clusters: what to rent. graph, clusters: as of `rank`, these
@@ -126,11 +122,14 @@ class Client:
             clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
         )
         rented = [
-            {"cluster": cluster_named(self.connection, each), "cost_per_hour": cost}
+            {
+                "cluster": self.clusters.post(each).id if isinstance(each, Cluster) else each,
+                "cost_per_hour": cost,
+            }
             for each, cost in costs.items()
         ]
-        named = graph_named(self.connection, graph)
-        body = {"graph": named, "clusters": rented, **plain(options)}
+        name = self.graphs.post(graph).id if isinstance(graph, ModelGraph) else graph
+        body = {"graph": name, "clusters": rented, **plain(options)}
         return self.connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)
 
     def scale(
@@ -151,7 +150,7 @@ class Client:
     def collectives(self, cluster: Cluster | str, **options: Any) -> CollectiveTable:
         """The table of nccl-tests as it is predicted for a cluster, a document or an id or name.
         options: other fields of `autosync.api.prediction_spec.CollectivesSpec`."""
-        name = cluster_named(self.connection, cluster)
+        name = self.clusters.post(cluster).id if isinstance(cluster, Cluster) else cluster
         body = {"cluster": name, **options}
         return self.connection.post("/v1/collectives", CollectiveTable, repeatable=True, json=body)
 

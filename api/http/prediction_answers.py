@@ -146,6 +146,7 @@ def _compared(
     cost = rented.cost_per_hour
     return ComparedCluster(
         cluster=domain.cluster.name,
+        requested=rented.cluster,
         world_size=domain.world_size,
         predicted_seconds=around.seconds,
         low_seconds=around.low_seconds,

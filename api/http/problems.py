@@ -33,7 +33,7 @@ REMEDIES = {
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
 STATUSES = {
-    400: "Refused: the body is no JSON",
+    400: "Refused: the body cannot be read",
     401: "Not authorized: a key is missing or wrong",
     403: "Not allowed: a scope that is too low, an unknown host, or a page of another site",
     404: "Not found",

@@ -239,10 +239,12 @@ class GivenPredictions(BaseModel):
 
 class ComparedCluster(PredictedInterval):
     """A cluster with its best strategy by prediction. samples_per_second: over all devices.
+    requested: its id or name, as in the request: several clusters may have the name `cluster`.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given.
     warnings: as of `GivenPrediction`."""
 
     cluster: str
+    requested: str
     world_size: int
     predicted_seconds: float
     ddp_seconds: float

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -142,7 +143,9 @@ def _recorded(
         second = resize_batch(inputs, batch_size, 2, device)
         doubled = _shapes(module, second, loss, recording.recorder, device)
     graph = assemble_graph(recording, doubled, name, batch_size)
-    return RecordedGraph(graph, recording.unreached)
+    frozen = [each for each in module.parameters() if not each.requires_grad]
+    frozen_bytes = sum(each.numel() * each.element_size() for each in frozen)
+    return RecordedGraph(replace(graph, frozen_bytes=frozen_bytes), recording.unreached)
 
 
 def _lacks_values(given: nn.Module | Callable[[], nn.Module], inputs: Inputs) -> bool:

@@ -96,14 +96,17 @@ def _function(target: str) -> Callable[[], Any]:
 
 @contextmanager
 def _this_folder() -> Iterator[None]:
-    """Inside, modules of this folder can be imported, as with `python -m`."""
-    here = str(Path.cwd())
+    """Inside, modules of this folder can be imported, as with `python -m`, and read no arguments: a
+    script may parse those of its own command line."""
+    here, arguments = str(Path.cwd()), sys.argv
     added = here not in sys.path and "" not in sys.path
     if added:
         sys.path.insert(0, here)
+    sys.argv = arguments[:1]
     try:
         yield
     finally:
+        sys.argv = arguments
         if added:
             sys.path.remove(here)
 

@@ -73,6 +73,7 @@ def measure_profile(
         source="measured",
         note=f"median of {iterations} steps{shown} on {where}, torch {torch.__version__}, spread "
         f"{max(spreads):.0%}; update estimated",
+        forward_flops=graph.forward_flops,
     )
 
 

@@ -277,7 +277,8 @@ class TrialResult:
         empty where NICs have no counters of their own. Hosts that are not emulated may have sent
         other things, too.
     versions: of torch, autosync and python; on a GPU also its name, those of CUDA and NCCL, the
-        backend, and how ranks share it (`gpu_sharing`).
+        backend, and how ranks share it (`gpu_sharing`). Where hosts differ, each of theirs; in a
+        running job those of rank 0.
     timeline: where the request asked to `record`; of several batches an iteration, from the last
         one on. In a running job only where it trains in host memory and its step has one forward
         pass a batch and one update; what the step does before and after the forward pass then

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.console import say
+from autosync.api.cli.console import CONTROLS, say
 from autosync.api.cli.options import Output
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.optimizers import FOR_OTHERS, OptimizerName
@@ -117,10 +117,11 @@ def diagnose(
         if live is None:
             return
         found = live
+    # before the file, which may fail
+    typer.echo(found.to_json() if json else found.to_text().translate(CONTROLS))
     if output is not None:
         write_text(output, _written(found, output.suffix))
         say(f"wrote {escape(str(output))}")
-    typer.echo(found.to_json() if json else found.to_text())
 
 
 def _written(found: "Diagnosis", suffix: str) -> str:
@@ -133,24 +134,16 @@ def _written(found: "Diagnosis", suffix: str) -> str:
 
 
 def _of_traces(files: list[Path]) -> "Diagnosis":
+    from autosync.api.cli.domain_arguments import read_bytes
     from autosync.diagnosis.breakdown import break_down
     from autosync.diagnosis.mistakes import find_mistakes
     from autosync.diagnosis.rank_trace import rank_trace
     from autosync.diagnosis.report import Diagnosis
-    from autosync.errors import InvalidInput
-    from autosync.interop.trace_profile import load_trace
+    from autosync.interop.trace_profile import MAX_TRACE_BYTES, load_trace
 
     traces = []
     for file in files:
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise InvalidInput(
-                f"cannot read the trace {str(file)!r}: {error.strerror}.",
-                thing="trace",
-                value=str(file),
-                remedy="Give what export_chrome_trace wrote, one file a rank.",
-            ) from None
+        data = read_bytes(file, "trace", MAX_TRACE_BYTES)
         traces.append(rank_trace(load_trace(data, file.name), file.name))
     breakdown = break_down(traces)
     named = all(each.host for each in traces)
@@ -205,15 +198,26 @@ def _of_ranks(
     try:
         inner = made.module.to(device)
         inputs = map_tensors(next(iter(each_example(made.example_inputs))), lambda t: t.to(device))
-        model: nn.Module
-        if wrap == "ddp":
-            model = torch.nn.parallel.DistributedDataParallel(inner)
-        else:
-            model = _sharded(inner)
         arguments, keywords = module_arguments(inner, inputs, made.loss)
 
-        def step(model: "nn.Module", optimizer: torch.optim.Optimizer) -> None:
+        def backward(model: "nn.Module") -> None:
             loss_of(model(*arguments, **keywords), inputs, made.loss).backward()
+
+        model: nn.Module
+        if wrap == "ddp":
+            _check_step(target, lambda: backward(inner))
+            left_out = any(p.requires_grad and p.grad is None for p in inner.parameters())
+            unused = torch.tensor(float(left_out), device=device)
+            dist.all_reduce(unused, dist.ReduceOp.MAX)  # ranks must give DDP the same
+            inner.zero_grad()
+            model = torch.nn.parallel.DistributedDataParallel(
+                inner, find_unused_parameters=bool(unused)
+            )
+        else:
+            model = _sharded(inner)
+
+        def step(model: "nn.Module", optimizer: torch.optim.Optimizer) -> None:
+            backward(model)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -1,5 +1,6 @@
 """`autosync profile`: the compute seconds of each operation."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +73,7 @@ def profile(
         graph, found = _traced(model, batch, device, trace)
     else:
         graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
+    found = replace(found, forward_flops=graph.forward_flops)
     if output is not None:
         write_text(output, to_json(found))
         say(f"[dim]written to {escape(str(output))}[/]")

@@ -111,11 +111,15 @@ def upload_log(
     document: Upload,
     cluster: Annotated[str, Form(max_length=200)],
 ) -> Response:
-    """A log of nccl-tests, and the cluster that it is of."""
+    """A log of nccl-tests, and the cluster that it is of. Where predictions do not follow the log,
+    the answer is the page of the new cluster, which says why."""
     try:
-        stored, _ = store_calibrated(database, cluster, document, Stated(), limits)
+        stored, found = store_calibrated(database, cluster, document, Stated(), limits)
     except AutosyncError as error:
         return show(request, "documents/cluster.html", _cluster(session, cluster, error), 422)
+    if told := [*found.warnings, *(each.warning for each in found.curves if each.warning)]:
+        shown = _cluster(session, stored.id) | {"told": told}
+        return show(request, "documents/cluster.html", shown)
     return RedirectResponse(f"/clusters/{stored.id}", 303)
 
 

@@ -181,6 +181,13 @@ class ScriptGradients:
         self.make_pending()
         return norm
 
+    def had_by_none(self, variables: list[VariableRecord]) -> frozenset[int]:
+        """Indices of those whose gradient of this iteration is zero, because no rank has one. Waits
+        for the sums."""
+        self._wait_for_sums()
+        with self._engine.monitor.exchange("the count of unused variables"):
+            return self._engine.completion.unused_by_all(variables)
+
     def _clip(self, max_norm: float | Tensor) -> Tensor:
         engine = self._engine
         with engine.monitor.exchange("clipping by the global norm"):

@@ -125,11 +125,13 @@ def take_snapshot(
     others: Sequence[Stateful] = (),
     batches: object = None,
 ) -> Snapshot:
-    """batches: what the steps' batches come from, before any has been drawn."""
+    """batches: what the steps' batches come from, before any has been drawn. What an optimizer
+    trains beside the model, in a loss say, is saved, too."""
+    trained = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     return Snapshot(
         parameters=[
             (p, host_copy(p.detach()), None if p.grad is None else host_copy(p.grad))
-            for p in model.parameters()
+            for p in dict.fromkeys([*model.parameters(), *trained])
         ],
         buffers=[copy for module in model.modules() for copy in _buffer_copies(module)],
         modes=[(module, module.training) for module in model.modules()],

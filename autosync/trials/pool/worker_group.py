@@ -106,7 +106,7 @@ class WorkerGroup:
         joined = self._collect(GroupJoined, deadline)
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}
-        self.versions = tuple(sorted((joined[0].versions | shared).items()))
+        self.versions = tuple(sorted((_of_all(joined) | shared).items()))
 
     def ask(self, command: Command, answered_by: type[A], timeout_seconds: float) -> list[A]:
         """One command to every rank; their answers in rank order.
@@ -234,3 +234,12 @@ def _as_failure(answer: Answer | None) -> CommandFailed:
     if isinstance(answer, CommandFailed):
         return answer
     return CommandFailed("crashed", f"it answered {type(answer).__name__} out of order.")
+
+
+def _of_all(joined: Sequence[GroupJoined]) -> dict[str, str]:
+    """The ranks' versions; of one in which hosts differ, each."""
+    names = sorted({name for answer in joined for name in answer.versions})
+    return {
+        name: " and ".join(dict.fromkeys(answer.versions.get(name, "none") for answer in joined))
+        for name in names
+    }

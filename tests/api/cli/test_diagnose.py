@@ -17,6 +17,7 @@ from tests.api.http.serving import free_port
 from tests.autosync.diagnosis.traces import gloo_step, nccl_step
 
 SCRIPT = """
+import os
 import torch
 from torch import nn
 
@@ -25,6 +26,18 @@ def example():
     module = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
     loss = lambda outputs, rows, classes: nn.functional.cross_entropy(outputs, classes)
     return module, (torch.randn(8, 16), torch.randint(4, (8,))), loss
+
+class Partly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.of_first = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, rows):
+        return self.used(rows) + (self.of_first(rows) if os.environ["RANK"] == "0" else 0.0)
+
+def partly():
+    _, inputs, loss = example()
+    return Partly(), inputs, loss
 
 def broken():
     return nn.Linear(16, 4), (torch.randn(8, 3),), None
@@ -98,11 +111,13 @@ def test_options_of_a_model_are_refused_beside_traces(
     assert "Leave it out" in raised.remedy
 
 
-def test_ranks_of_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", ["example", "partly"])
+def test_ranks_of_torchrun(tmp_path: Path, function: str) -> None:
+    """Also where one rank leaves parameters without a gradient, of which DDP must be told."""
     (tmp_path / "train.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "-m", "autosync", *DIAGNOSED, "train.py:example"],
+        [*torchrun, "--nproc-per-node", "2", "-m", "autosync", *DIAGNOSED, f"train.py:{function}"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

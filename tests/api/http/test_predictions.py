@@ -54,6 +54,7 @@ def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> 
     body = {"graph": ids["graph"], "clusters": clusters, "proposals": 16}
     items = client.post("/v1/compare", json=body).json()["items"]
     assert [item["cluster"] for item in items] == ["example-2x2", "grid"]
+    assert [item["requested"] for item in items] == ["example-2x2", ids["cluster"]]
     for item, cost in zip(items, (1, 1e6), strict=True):
         hours = 1e6 / item["samples_per_second"] / 3600
         assert item["cost_per_million_samples"] == pytest.approx(hours * cost)

@@ -49,6 +49,14 @@ def scalar():
 number = 7
 """
 
+PARSES = """
+import argparse
+from tried_models import example
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+options = parser.parse_args()
+"""
+
 LATE = """
 def example():
     from tried_models import example
@@ -62,6 +70,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tried_syntax.py").write_text("def broken(:\n")
     (tmp_path / "tried_needs.py").write_text("import surely_not_installed_here\n")
     (tmp_path / "tried_late.py").write_text(LATE)
+    (tmp_path / "tried_parses.py").write_text(PARSES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -86,6 +95,13 @@ def test_a_function_may_import_modules_beside_its_own() -> None:
     path = list(sys.path)
     assert load_target("tried_late:example").batch_size == 4
     assert sys.path == path
+
+
+@pytest.mark.usefixtures("_project")
+def test_a_script_that_parses_its_own_arguments_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["autosync", "diagnose", "tried_parses:example"])
+    assert load_target("tried_parses:example").batch_size == 4
+    assert sys.argv[1:] == ["diagnose", "tried_parses:example"]
 
 
 @pytest.mark.usefixtures("_project")

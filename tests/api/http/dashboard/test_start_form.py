@@ -12,6 +12,7 @@ from autosync.api.db.document_store import graph_row, insert_rows
 from autosync.api.db.tables import GraphRow
 from autosync.api.engine.simulator_store import store_simulator
 from autosync.api.engine.submission import enqueue
+from autosync.api.engine.worker_registry import register
 from autosync.api.http.app import create_app
 from autosync.environment import PREFIX_VARIABLE
 from autosync.search.space import SPACES
@@ -106,7 +107,25 @@ def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
         assert "command" not in options(client.get("/").text, "launcher")
         shown = options(client.get(f"/?like={first}").text, "launcher")
+        register(sqlite, "idle", 60.0, 0)
+        waits = client.get(f"/tunings/{first}").text
     assert [value for value, chosen in shown.items() if chosen] == ["command"]
+    assert "once no other tuning runs on them" in waits, "another one may hold a worker off"
+
+
+def test_what_was_filled_in_or_refused_is_not_folded_away(sqlite: Database) -> None:
+    """Also simulators that were trained can be chosen there."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        empty = client.get("/").text
+        asked = {"graph": "vgg16", "cluster": "example-2x2", **given_token(client)}
+        answer = client.post("/tunings", data=asked, follow_redirects=False)
+        like = client.get(f"/?like={answer.headers['location'].rpartition('/')[2]}").text
+        refused = client.post("/tunings", data={**asked, "time_scale": "5000"})
+    assert refused.status_code == 422
+    assert '<details class="more" >' in empty
+    for page in (like, refused.text):
+        assert '<details class="more" open>' in page
+        assert 'hx-get="/fragments/simulators" hx-trigger="load"' in page
 
 
 def test_only_the_operators_limits_bound_what_is_asked_for(sqlite: Database) -> None:
