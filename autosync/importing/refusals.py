@@ -133,8 +133,8 @@ def other_dtype(name: str, variable: str, dtype: object, known: tuple[str, ...])
     )
 
 
-CELLS = ("/ipykernel_", "<ipython-input-")
-"""In the names that IPython gives to the cells of a notebook, which are no files."""
+CELLS = ("/ipykernel_", "ipython-input-")
+"""In the names of a notebook's cells, which are no files: of Jupyter, of IPython and Colab."""
 
 NOT_THE_USERS = ("torch", "transformers", "autosync")
 """Packages whose frames only lead to what the user wrote."""

@@ -103,7 +103,7 @@ class Rank:
         self._job = build(self._workload, self._rank)
         if not self._job.scaled:
             self._workload.refuse_scales("steps of a model")
-        self._drifted = not self._job.scaled  # replays begin equal; a model may be drawn anew
+            self._drifted = True  # each rank may have drawn values of its own
         port = 0
         if self._rank == 0:
             store = opened_store(command.host, 0, is_master=True)

@@ -76,6 +76,19 @@ def forward_is_interrupted(model: nn.Module, optimizer: torch.optim.Optimizer, s
     two_forwards(model, optimizer, step)
 
 
+def calls_itself(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Within its own forward pass."""
+    inner: list[Tensor] = []
+
+    def again(*_: object) -> None:
+        handle.remove()
+        inner.append(model(batch_of(step + 10)))
+
+    handle = [*model.children()][-1].register_forward_pre_hook(again)
+    (model(batch_of(step)) * inner[0]).square().mean().backward()
+    optimizer.step()
+
+
 def backward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     if step % 2:
         batch = batch_of(step).requires_grad_()
@@ -126,6 +139,7 @@ STEPS = [
     forward_alone,
     forward_fails,
     forward_is_interrupted,
+    calls_itself,
     backward_fails,
     step_is_left_out,
     infers_midway,
