@@ -113,13 +113,21 @@ class Client:
     def compare(
         self,
         graph: ModelGraph | str,
-        clusters: Sequence[str] | Mapping[str, float | None],
+        clusters: Sequence[Cluster | str] | Mapping[Any, float | None],
         **options: Any,
     ) -> ComparedClusters:
-        """The same model on several clusters: what to rent. graph: as of `rank`. clusters: their
-        names or ids, where known with what each costs an hour."""
-        costs = clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
-        rented = [{"cluster": name, "cost_per_hour": cost} for name, cost in costs.items()]
+        """The same model on several clusters: what to rent. graph, clusters: as of `rank`, these
+        where known with what each costs an hour."""
+        costs: Mapping[Any, float | None] = (
+            clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
+        )
+        rented = [
+            {
+                "cluster": self.clusters.post(each).id if isinstance(each, Cluster) else each,
+                "cost_per_hour": cost,
+            }
+            for each, cost in costs.items()
+        ]
         name = self.graphs.post(graph).id if isinstance(graph, ModelGraph) else graph
         body = {"graph": name, "clusters": rented, **plain(options)}
         return self.connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)

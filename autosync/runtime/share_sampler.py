@@ -132,7 +132,9 @@ class ShareSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
+            order: list[int] = torch.randperm(
+                self.samples, generator=generator, device="cpu"
+            ).tolist()
         else:
             order = list(range(self.samples))
         for start, stop in self._ranges():

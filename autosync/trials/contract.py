@@ -52,7 +52,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.compute == "kernels":
-            self._refuse_scales()
+            self.refuse_scales("kernels", ", or choose compute waited")
             self._refuse_slowdown()
         elif self.device == "cuda" and self.name == "replay":
             raise InvalidInput(
@@ -77,15 +77,20 @@ class Workload:
             return ""
         return "kernels on the CPU" if self.device == "cpu" else f"CUDA kernels, {self.backend}"
 
-    def _refuse_scales(self) -> None:
+    def refuse_scales(self, what: str, otherwise: str = "") -> None:
+        """what: the ranks compute, in the plural. otherwise: ends the remedy.
+
+        Raises:
+            InvalidInput: messages or links are scaled, and such compute cannot be.
+        """
         for thing, scale in (("byte_scale", self.byte_scale), ("time_scale", self.time_scale)):
             if scale != 1:
                 raise InvalidInput(
-                    f"{thing} is {scale:g}, but kernels take the time they take: beside them "
+                    f"{thing} is {scale:g}, but {what} take the time they take: beside them "
                     "neither messages nor links can be scaled.",
                     thing=thing,
                     value=scale,
-                    remedy=f"Leave {thing} out (or give 1), or choose compute waited.",
+                    remedy=f"Leave {thing} out (or give 1){otherwise}.",
                 )
 
     def _refuse_slowdown(self) -> None:

@@ -162,8 +162,12 @@ def call_simulators(client: Client, folder: Path) -> None:
 def call_the_rest(client: Client, folder: Path) -> None:
     assert client.rank("resnet50", "example-4x1", proposals=8, top=2).items[0].rank == 1
     compared = client.compare(
-        chain_graph(), {"example-4x1": 2.0}, proposals=8, optimizer=Optimizer("adamw")
+        chain_graph(),
+        {"example-4x1": 2.0, grid_cluster(): 2.0},
+        proposals=8,
+        optimizer=Optimizer("adamw"),
     )
+    assert {each.cluster for each in compared.items} == {"example-4x1", "grid"}
     assert compared.items[0].cost_per_million_samples is not None
     made = client.keys.add("bob", "read", days=1)
     assert made.key.startswith(f"{made.id}.")
