@@ -32,6 +32,7 @@ from autosync.importing.training_step import (
     has_batch_size,
     input_tensors,
     resize_batch,
+    warn_of_eval_mode,
 )
 from autosync.torch_dtypes import DTYPE_NAMES
 
@@ -61,7 +62,8 @@ def import_module(
     autocast: record the forward pass under `torch.autocast` of this type. Which operations it
         lowers are those of the CPU's list.
 
-    Warns where the loss does not reach a trainable parameter.
+    Warns where the loss does not reach a trainable parameter, and where the module is in eval mode,
+    in which it is then recorded.
 
     Raises:
         NotTraceable: names the module, the operation and the line of code that cannot be recorded,
@@ -130,6 +132,7 @@ def _recorded(
         raise refusals.no_values(name)
     module = copied_module(module_or_factory, device, name)
     check_arguments(module, inputs, loss, name)
+    warn_of_eval_mode(module)
     trainable = {key: value for key, value in module.named_parameters() if value.requires_grad}
     if not trainable:
         raise refusals.no_parameters(name)

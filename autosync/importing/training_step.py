@@ -3,6 +3,7 @@ keyword arguments, nested containers), which of them the module takes, and what 
 
 import copy
 import inspect
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from enum import Enum
@@ -161,6 +162,27 @@ def _is_sample_list(argument: Any, batch_size: int) -> bool:
 
 
 Loss = Callable[..., torch.Tensor]
+
+
+def parts_in_eval_mode(module: nn.Module) -> list[nn.Module]:
+    """Those with modules inside and parameters to train, the outermost first, as `from_pretrained`
+    returns models. A frozen teacher or a single norm is kept in that mode on purpose."""
+    return [
+        part
+        for part in module.modules()
+        if not part.training
+        and next(part.children(), None) is not None
+        and any(parameter.requires_grad for parameter in part.parameters())
+    ]
+
+
+def warn_of_eval_mode(module: nn.Module) -> None:
+    for part in parts_in_eval_mode(module)[:1]:
+        warnings.warn(
+            f"{type(part).__name__} is in eval mode, so this step has no dropout and no gradient "
+            "checkpointing. Call .train() on the model before, as a training loop does.",
+            stacklevel=3,
+        )
 
 
 def compute_loss(
