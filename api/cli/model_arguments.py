@@ -263,7 +263,9 @@ def recorded_graph(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph = import_module(
-            *(module, inputs, loss),
+            module,
+            inputs,
+            loss,
             name=name,
             batch_size=batch_size,
             values=values,

@@ -62,14 +62,16 @@ def import_module(
     autocast: record the forward pass under `torch.autocast` of this type. Which operations it
         lowers are those of the CPU's list.
 
-    Warns where the loss does not reach a trainable parameter, and where the module is in eval mode,
-    in which it is then recorded.
+    Warns where the loss does not reach a trainable parameter, and where a given module is in eval
+    mode, in which it is then recorded.
 
     Raises:
         NotTraceable: names the module, the operation and the line of code that cannot be recorded,
             and the way out.
         InvalidInput: example_inputs is none of these.
     """
+    if isinstance(module_or_factory, nn.Module):
+        warn_of_eval_mode(module_or_factory)
     examples = each_example(example_inputs)
     recorded = [
         _recorded_on_any(
@@ -132,7 +134,6 @@ def _recorded(
         raise refusals.no_values(name)
     module = copied_module(module_or_factory, device, name)
     check_arguments(module, inputs, loss, name)
-    warn_of_eval_mode(module)
     trainable = {key: value for key, value in module.named_parameters() if value.requires_grad}
     if not trainable:
         raise refusals.no_parameters(name)

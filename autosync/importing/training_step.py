@@ -164,20 +164,19 @@ def _is_sample_list(argument: Any, batch_size: int) -> bool:
 Loss = Callable[..., torch.Tensor]
 
 
-def parts_in_eval_mode(module: nn.Module) -> list[nn.Module]:
-    """Those with modules inside and parameters to train, the outermost first, as `from_pretrained`
-    returns models. A frozen teacher or a single norm is kept in that mode on purpose."""
-    return [
-        part
-        for part in module.modules()
-        if not part.training
-        and next(part.children(), None) is not None
-        and any(parameter.requires_grad for parameter in part.parameters())
-    ]
+def parts_in_eval_mode(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost with modules inside and parameters to train, as `from_pretrained` returns
+    models. A frozen teacher or a single norm is kept in that mode on purpose."""
+    has_parts = next(module.children(), None) is not None
+    if not module.training and has_parts and any(p.requires_grad for p in module.parameters()):
+        yield module
+        return
+    for part in module.children():
+        yield from parts_in_eval_mode(part)
 
 
 def warn_of_eval_mode(module: nn.Module) -> None:
-    for part in parts_in_eval_mode(module)[:1]:
+    if (part := next(parts_in_eval_mode(module), None)) is not None:
         warnings.warn(
             f"{type(part).__name__} is in eval mode, so this step has no dropout and no gradient "
             "checkpointing. Call .train() on the model before, as a training loop does.",

@@ -113,8 +113,12 @@ def diagnose(
     else:
         assert model is not None
         live = _of_ranks(
-            *(model, wrap or "ddp", optimizer or FOR_OTHERS),
-            *(iterations or 10, predict is not False, autocast),
+            model,
+            wrap or "ddp",
+            optimizer or FOR_OTHERS,
+            iterations or 10,
+            predict is not False,
+            autocast,
         )
         if live is None:
             return

@@ -131,7 +131,10 @@ def _found(
     module.to(place)
     inputs = moved_examples(inputs, place)
     measured = measure_profile(
-        *(module, inputs, loss, graph),
+        module,
+        inputs,
+        loss,
+        graph,
         iterations=iterations or 5,
         device=str(place),
         autocast=autocast_type(autocast),
