@@ -169,7 +169,8 @@ class Domain:
                     f"{operations} operations: it belongs to another graph.",
                     thing=f"profile.{field}",
                     value=len(given),
-                    remedy="Profile this graph with `autosync profile`.",
+                    remedy="Import and profile the same model with the same --autocast, or both "
+                    "without.",
                 )
             if odd := [seconds for seconds in given if not 0 <= seconds < 1e6]:
                 raise InvalidInput(

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.console import CONTROLS, say
-from autosync.api.cli.options import Output
+from autosync.api.cli.options import Autocast, Output
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.optimizers import FOR_OTHERS, OptimizerName
 from autosync.units import milliseconds
@@ -61,6 +61,7 @@ def diagnose(
     optimizer: Annotated[
         OptimizerName | None, typer.Option(help="Of MODEL.", show_default=FOR_OTHERS)
     ] = None,
+    autocast: Autocast = None,
     iterations: Annotated[
         int | None,
         typer.Option(
@@ -98,7 +99,7 @@ def diagnose(
         from autosync.api.engine.request_checks import refuse_given
 
         of_model: dict[str, object] = {"--wrap": wrap, "--optimizer": optimizer}
-        of_model |= {"--iterations": iterations}
+        of_model |= {"--autocast": autocast, "--iterations": iterations}
         of_model |= {"--no-predict" if predict is False else "--predict": predict}
         refuse_given(
             of_model,
@@ -112,7 +113,12 @@ def diagnose(
     else:
         assert model is not None
         live = _of_ranks(
-            model, wrap or "ddp", optimizer or FOR_OTHERS, iterations or 10, predict is not False
+            model,
+            wrap or "ddp",
+            optimizer or FOR_OTHERS,
+            iterations or 10,
+            predict is not False,
+            autocast,
         )
         if live is None:
             return
@@ -168,7 +174,12 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
 
 
 def _of_ranks(
-    target: str, wrap: str, optimizer: OptimizerName, iterations: int, predict: bool
+    target: str,
+    wrap: str,
+    optimizer: OptimizerName,
+    iterations: int,
+    predict: bool,
+    autocast: str | None,
 ) -> "Diagnosis | None":
     """None on ranks but the first."""
     from autosync.errors import InvalidInput
@@ -183,13 +194,16 @@ def _of_ranks(
     import torch
     import torch.distributed as dist
 
+    from autosync.api.cli.model_arguments import autocast_type
     from autosync.importing.model_target import load_target
+    from autosync.importing.recording_devices import under_autocast
     from autosync.importing.several_examples import each_example
     from autosync.importing.training_step import loss_of, map_tensors, module_arguments
     from autosync.search.live.diagnosis import diagnose as diagnose_job
     from autosync.trials.worker.training_job import make_optimizer
 
     made = load_target(target, allocate=True)
+    lower = autocast_type(autocast)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else None
     if device is not None:
@@ -201,7 +215,9 @@ def _of_ranks(
         arguments, keywords = module_arguments(inner, inputs, made.loss)
 
         def backward(model: "nn.Module") -> None:
-            loss_of(model(*arguments, **keywords), inputs, made.loss).backward()
+            with under_autocast(lower, "cuda" if on_gpu else "cpu"):
+                loss = loss_of(model(*arguments, **keywords), inputs, made.loss)
+            loss.backward()
 
         model: nn.Module
         if wrap == "ddp":

@@ -1,15 +1,13 @@
 """`autosync import`: from a module to its graph."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from autosync.api.cli.console import out, print_json, say
-from autosync.api.cli.options import Batch, Model, Output
+from autosync.api.cli.options import Autocast, Batch, Model, Output
 from autosync.api.cli.output_files import write_text
-
-Autocast = Literal["bfloat16", "float16"]
 
 
 def import_model(
@@ -23,9 +21,7 @@ def import_model(
         int | None,
         typer.Option("--length", min=1, help="Tokens in a sentence, of a config or ONNX file."),
     ] = None,
-    autocast: Annotated[
-        Autocast | None, typer.Option("--autocast", help="Record under mixed precision.")
-    ] = None,
+    autocast: Autocast = None,
 ) -> None:
     """Record a model's dataflow graph, without allocating its weights.
 

@@ -41,6 +41,14 @@ def partly():
 
 def broken():
     return nn.Linear(16, 4), (torch.randn(8, 3),), None
+
+def lowered():
+    def loss(outputs, rows, classes):
+        assert outputs.dtype == torch.bfloat16
+        return nn.functional.cross_entropy(outputs, classes)
+
+    module, inputs, _ = example()
+    return module, inputs, loss
 """
 DIAGNOSED = ("diagnose", "--wrap", "ddp", "--iterations", "2", "--no-predict")
 
@@ -95,6 +103,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     [
         ("--wrap", "fsdp2"),
         ("--optimizer", "adamw"),
+        ("--autocast", "bfloat16"),
         ("--iterations", "4"),
         ("--predict",),
         ("--no-predict",),
@@ -140,11 +149,21 @@ def test_the_page_is_checked_where_it_is_written(
     assert says in refusal("gone:example", "-o", str(page)).message
 
 
-def test_a_step_that_fails_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("train.py:broken",), "a training step fails"),
+        (("train.py:lowered",), "a training step fails"),
+        (("train.py:lowered", "--autocast", "bfloat16"), "the job has one rank"),
+    ],
+)
+def test_a_step_that_fails_is_no_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**rank, "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)
-    failed = autosync(tmp_path, *DIAGNOSED, "train.py:broken", code=2)
-    assert "a training step fails" in failed.stderr
+    failed = autosync(tmp_path, *DIAGNOSED, *words, code=2)
+    assert says in " ".join(failed.stderr.split())
     assert "This is a defect" not in failed.stderr

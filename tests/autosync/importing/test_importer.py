@@ -264,6 +264,11 @@ def test_variables_and_operations_keep_the_dtype_of_the_model() -> None:
     assert {operation.dtype for operation in whole.operations} == {"float32"}
 
 
+def test_a_module_in_eval_mode_is_recorded_so_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="Sequential is in eval mode"):
+        recorded(modules.perceptron().eval())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mixed_precision(dtype: torch.dtype) -> None:
     example = modules.perceptron(), (features(), labels()), cross_entropy

@@ -46,6 +46,16 @@ def no_loss():
 def scalar():
     return example()[0], (torch.tensor(1.0),), None
 
+class Keeps(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)[0].eval()
+        return self
+
+def evaluating():
+    loaded = Keeps(nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 3)).eval()
+    teacher = nn.Sequential(nn.Linear(8, 8)).eval().requires_grad_(False)
+    return nn.Sequential(teacher, nn.BatchNorm1d(8).eval(), loaded), *example()[1:]
+
 number = 7
 """
 
@@ -110,6 +120,15 @@ def test_a_function_that_needs_values_gets_them() -> None:
     assert {p.device.type for p in allocated.module.parameters()} == {"cpu"}
     reading = load_target("tried_models:reads_values")
     assert {p.device.type for p in reading.module.parameters()} == {"cpu"}
+
+
+@pytest.mark.usefixtures("_project")
+def test_what_is_trained_is_in_train_mode() -> None:
+    """`from_pretrained` returns models in eval mode. What is kept in it on purpose stays so."""
+    made = load_target("tried_models:evaluating").module
+    modes = [module.training for module in made.modules()]
+    of_teacher, of_norm, of_loaded = [False, False], [False], [True, False, False, True]
+    assert modes == [True, *of_teacher, *of_norm, *of_loaded]
 
 
 @pytest.mark.usefixtures("_project")

@@ -81,6 +81,18 @@ def test_a_module_that_holds_others_has_its_own_output() -> None:
     assert borders_of(graph, "narrow").entering == ((2, 3),)
 
 
+def test_a_step_in_eval_mode_is_warned_of() -> None:
+    """As `from_pretrained` returns the model; a step may set the mode itself."""
+    with pytest.warns(UserWarning, match="Outer is in eval mode"):
+        recorded(Outer().eval())
+
+    def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.train()
+        step(model, optimizer)
+
+    record_job(job_of(training_step, Outer().eval()), None, "cpu")
+
+
 class Adapted(nn.Module):
     """All that trains runs in a reentrant checkpoint, as adapters in frozen blocks do."""
 
