@@ -242,6 +242,19 @@ def is_held(tuning: TuningRow, now: float) -> bool:
     return tuning.state in ACTIVE and (tuning.lease_until or 0.0) >= now
 
 
+def end_abandoned(database: Database) -> None:
+    """End the tunings that were cancelled and whose workers are gone: there may be no other worker
+    to end them."""
+    now = now_seconds()
+    with database.writing() as session:
+        session.execute(
+            update(JobRow)
+            .where(JobRow.state == "cancelling", JobRow.lease_until < now)
+            .values(state="cancelled", lease_until=None, finished_at=now)
+            .execution_options(synchronize_session=False)
+        )
+
+
 def expire(database: Database, held: Claim) -> None:
     """End the lease of a claim whose worker is known to be dead: anyone may go on at once."""
     with database.writing() as session:
