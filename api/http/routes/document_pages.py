@@ -123,6 +123,12 @@ def upload_log(
     return RedirectResponse(f"/clusters/{stored.id}", 303)
 
 
+@router.get("/clusters/calibrate")
+def log_form() -> Response:
+    """The form of a log is on the page of its cluster; a reader comes here after a log-in."""
+    return RedirectResponse("/clusters", 303)
+
+
 @router.get("/clusters/{name}")
 def cluster_page(name: Id, request: Request, session: Reading) -> Response:
     return show(request, "documents/cluster.html", _cluster(session, name))

@@ -128,6 +128,18 @@ def test_what_was_filled_in_or_refused_is_not_folded_away(sqlite: Database) -> N
         assert 'hx-get="/fragments/simulators" hx-trigger="load"' in page
 
 
+def test_the_address_that_a_form_is_sent_to_leads_to_a_page(client: TestClient) -> None:
+    """A browser shows what was refused there; after its session's end it asks for it again."""
+    for path, page in (
+        ("/tunings", "/"),
+        ("/tunings/7/pause", "/tunings/7"),
+        ("/clusters/calibrate", "/clusters"),
+    ):
+        answer = client.get(path, headers={"accept": "text/html"}, follow_redirects=False)
+        assert (answer.status_code, answer.headers.get("location")) == (303, page)
+    assert client.get("/tunings").status_code == 405  # to programs
+
+
 def test_only_the_operators_limits_bound_what_is_asked_for(sqlite: Database) -> None:
     """A tuning of more than a form allows, as from the command line, could not be started again."""
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
