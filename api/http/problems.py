@@ -55,8 +55,8 @@ Page = Callable[[Request, dict[str, Any]], Response]
 
 
 def install(app: FastAPI, page: Page) -> None:
-    """page: shows a problem to someone who looks at the dashboard with a browser. Where they come to
-    the address that a form is sent to, as after a log-in, they are led to the page above it."""
+    """page: shows a problem to someone who looks at the dashboard with a browser. Who comes to the
+    address that a form is sent to, as after a log-in, is led to the page above it."""
     for kind, handler in (
         (AutosyncError, _refused),
         (RequestValidationError, _invalid),

@@ -105,7 +105,8 @@ class SimulatorAccount:
     """A trained simulator's page. number: of its version; None where it was stored under a name of
     its own. version: how it was judged; None for the bundled one, too. tuning_id: the tuning at
     whose end it was trained. readable: whether this version of AutoSync can use it. size_bytes,
-    created_at: None for the bundled one."""
+    created_at: None for the bundled one. kept_parents: the card's parents that have pages; others
+    were removed."""
 
     name: str
     number: int | None
@@ -116,6 +117,7 @@ class SimulatorAccount:
     readable: bool
     size_bytes: int | None
     created_at: datetime | None
+    kept_parents: tuple[str, ...] = ()
 
     @property
     def bundled(self) -> bool:
@@ -147,12 +149,19 @@ def simulator_account(session: Session, name: str) -> SimulatorAccount:
         readable=card.feature_version == FEATURE_VERSION,
         size_bytes=row.size_bytes,
         created_at=datetime.fromtimestamp(row.created_at, UTC),
+        kept_parents=tuple(each for each in card.parents if _has_page(session, each)),
     )
 
 
-def simulator_page(tuning: Tuning) -> str | None:
+def simulator_page(session: Session, tuning: Tuning) -> str | None:
     """Name of the page of the simulator that ranks for a tuning; None where it learned nothing
-    before (`timeline`)."""
+    before (`timeline`), or was removed since."""
+    name = tuning.simulator
     if tuning.simulator_version is not None:
-        return NAME_OF_VERSION.format(tuning.simulator_version)
-    return None if tuning.simulator in SIMULATORS else tuning.simulator
+        name = NAME_OF_VERSION.format(tuning.simulator_version)
+    return name if _has_page(session, name) else None
+
+
+def _has_page(session: Session, name: str) -> bool:
+    stored = select(SimulatorRow.name).where(SimulatorRow.name == name)
+    return name == BUNDLED_NAME or session.scalar(stored) is not None
