@@ -65,6 +65,7 @@ def predicted_strategies(
         calibrate,
         compute_is_known,
     )
+    from autosync.extensions.placement.proposals import can_be_placed
     from autosync.simulator.limit import iteration_limit
 
     alone = ranked_domain(session, body)
@@ -72,6 +73,9 @@ def predicted_strategies(
     check_work([alone], predictor, body.proposals, limits)
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))
     domain = calibration.domain
+    warnings = list(calibration.warnings)
+    if body.space.placement and not can_be_placed(domain, body.space):
+        warnings.append("no modules are placed: that takes all-reduces, and a cluster on gloo")
     ranked, ddp = _ranked(body, domain, body.space, predictor, limit)
     shown = ranked[: body.top]
     (*ranges, ddp_range), peaks = _ranges(calibration, [*shown, ddp])
@@ -100,7 +104,7 @@ def predicted_strategies(
         ddp_seconds=ddp_range.seconds,
         limit_seconds=iteration_limit(domain, body.space).seconds,
         constants=calibration.name,
-        warnings=list(calibration.warnings),
+        warnings=warnings,
         placements_cut=limit.placements_cut,
         items=items,
     )

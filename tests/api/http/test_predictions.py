@@ -129,3 +129,19 @@ def test_time_ends_for_placements_and_draws_alike() -> None:
     assert not limit.placements_cut
     assert limit.stop_placing()
     assert limit.placements_cut
+
+
+def test_placements_that_a_cluster_cannot_have_are_told(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    asked = {**ids, "proposals": 16, "top": 1}
+    for cluster, space, told in (
+        ("aws-p3-2xlarge-x4", {"placement": True}, True),
+        ("aws-p3-2xlarge-x4", {}, False),
+        (ids["cluster"], {"placement": True}, False),
+        (ids["cluster"], {"placement": True, "all_reduce": False}, True),
+    ):
+        answer = client.post("/v1/rank", json={**asked, "cluster": cluster, "space": space})
+        assert answer.status_code == 200, answer.text
+        warned = [each for each in answer.json()["warnings"] if "no modules are placed" in each]
+        assert bool(warned) == told, (cluster, space)
