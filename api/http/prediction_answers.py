@@ -13,6 +13,7 @@ from autosync.api.prediction_spec import CompareSpec, PredictionSpec, RankSpec, 
 from autosync.api.views.schemas import (
     ComparedCluster,
     ComparedClusters,
+    LeftOutCluster,
     PredictedStrategies,
     PredictedStrategy,
 )
@@ -115,22 +116,30 @@ def compared_clusters(
 ) -> ComparedClusters:
     """
     Raises:
-        NotFound, InvalidInput: as `domain_named` and `check_work`. NotSupported: it takes too long.
+        NotFound, InvalidInput: as `domain_named` and `check_work`; or none holds the model.
+        NotSupported: it takes too long.
     """
     from autosync.api.engine.simulator_store import simulator_of
 
     predictor = simulator_of(session, body.simulator)
     domains = [domain_named(session, body, rented.cluster) for rented in body.clusters]
     check_work(domains, predictor, body.proposals, limits)
-    items = [
-        _compared(body, domain, rented, predictor, limit)
-        for domain, rented in zip(domains, body.clusters, strict=True)
-    ]
+    items: list[ComparedCluster] = []
+    left_out: list[LeftOutCluster] = []
+    for domain, rented in zip(domains, body.clusters, strict=True):
+        try:
+            items.append(_compared(body, domain, rented, predictor, limit))
+        except InvalidInput as error:  # its devices have too little memory
+            left_out.append(LeftOutCluster(requested=rented.cluster, reason=error.message))
+            if len(left_out) == len(domains):
+                raise
     if all(item.cost_per_million_samples is not None for item in items):
         items.sort(key=lambda item: item.cost_per_million_samples or 0.0)
     else:
         items.sort(key=lambda item: -item.samples_per_second)
-    return ComparedClusters(graph=body.graph, simulator=body.simulator, items=items)
+    return ComparedClusters(
+        graph=body.graph, simulator=body.simulator, items=items, left_out=left_out
+    )
 
 
 def _compared(

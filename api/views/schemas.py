@@ -254,12 +254,20 @@ class ComparedCluster(PredictedInterval):
     warnings: list[str]
 
 
+class LeftOutCluster(BaseModel):
+    """One whose devices hold no strategy. requested: as of `ComparedCluster`."""
+
+    requested: str
+    reason: str
+
+
 class ComparedClusters(BaseModel):
     """The cheapest first, where all have a cost; else the fastest."""
 
     graph: str
     simulator: str
     items: list[ComparedCluster]
+    left_out: list[LeftOutCluster] = Field([], description="Their memory holds no strategy.")
 
 
 class ScaledPoint(PredictedInterval):

@@ -64,6 +64,22 @@ def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> 
     assert rates == sorted(rates, reverse=True)
 
 
+def test_a_cluster_that_cannot_hold_the_model_is_left_out_of_a_comparison(
+    client: TestClient,
+) -> None:
+    where = heavy_layers(memory_gb=0.001)
+    tight = posted(client, where.graph, where.cluster)
+    clusters = [{"cluster": tight["cluster"]}, {"cluster": "example-2x2"}]
+    body = {"graph": tight["graph"], "clusters": clusters, "proposals": 16}
+    found = client.post("/v1/compare", json=body).json()
+    assert [each["requested"] for each in found["items"]] == ["example-2x2"]
+    (left_out,) = found["left_out"]
+    assert left_out["requested"] == tight["cluster"]
+    assert "fits the devices of cluster 'grid'" in left_out["reason"]
+    alone = client.post("/v1/compare", json={**body, "clusters": clusters[:1]})
+    assert (alone.status_code, alone.json()["thing"]) == (422, "memory")
+
+
 def test_what_cannot_be_predicted_is_refused(
     client: TestClient, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
