@@ -117,7 +117,8 @@ class Client:
         **options: Any,
     ) -> ComparedClusters:
         """The same model on several clusters: what to rent. graph: as of `rank`. clusters: their
-        names or ids, where known with what each costs an hour. What cannot hold it is `left_out`."""
+        names or ids, where known with what each costs an hour. Those without memory for it are
+        `left_out`."""
         costs = clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
         rented = [{"cluster": name, "cost_per_hour": cost} for name, cost in costs.items()]
         name = self.graphs.post(graph).id if isinstance(graph, ModelGraph) else graph
