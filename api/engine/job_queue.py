@@ -244,13 +244,16 @@ def is_held(tuning: TuningRow, now: float) -> bool:
 
 def end_abandoned(database: Database) -> None:
     """End the tunings that were cancelled and whose workers are gone: there may be no other worker
-    to end them."""
-    now = now_seconds()
+    to end them. Looks first: on SQLite who writes waits for other writers."""
+    abandoned = and_(JobRow.state == "cancelling", JobRow.lease_until < now_seconds())
+    with database.reading() as session:
+        if session.scalars(select(JobRow.id).where(abandoned).limit(1)).first() is None:
+            return
     with database.writing() as session:
         session.execute(
             update(JobRow)
-            .where(JobRow.state == "cancelling", JobRow.lease_until < now)
-            .values(state="cancelled", lease_until=None, finished_at=now)
+            .where(abandoned)
+            .values(state="cancelled", lease_until=None, finished_at=now_seconds())
             .execution_options(synchronize_session=False)
         )
 

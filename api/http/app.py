@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import BaseRoute
 
 from autosync.api.db.database import Database, connect
@@ -111,6 +110,7 @@ def create_app(
         app.state.feed.close()
         if processes is not None:
             processes.close()
+        await asyncio.wait([keeping_up])  # its thread may have a connection
         health_database.close()
         database.close()
 
@@ -182,13 +182,17 @@ def warm_up(database: Database, root_path: str = "") -> None:
 
 
 async def keep_up(database: Database) -> None:
-    """Until it is cancelled; waits first."""
+    """Until it is cancelled; waits first. Says once that the database is away."""
+    away = False
     while True:
         await asyncio.sleep(UPKEEP_SECONDS)
         try:
             await run_in_threadpool(end_abandoned, database)
-        except SQLAlchemyError as error:  # the database is away: it may come back
-            log.warning("what was cancelled is not ended: %s", error)
+            away = False
+        except Exception as error:  # it may come back
+            if not away:
+                log.warning("cancelled tunings without a worker are not ended: %s", error)
+            away = True
 
 
 class ServiceServer(uvicorn.Server):

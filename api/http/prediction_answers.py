@@ -129,10 +129,10 @@ def compared_clusters(
     for domain, rented in zip(domains, body.clusters, strict=True):
         try:
             items.append(_compared(body, domain, rented, predictor, limit))
-        except InvalidInput as error:  # its devices have too little memory
-            left_out.append(LeftOutCluster(requested=rented.cluster, reason=error.message))
-            if len(left_out) == len(domains):
+        except InvalidInput as error:
+            if error.thing != "memory" or len(left_out) == len(domains) - 1:
                 raise
+            left_out.append(LeftOutCluster(requested=rented.cluster, reason=error.message))
     if all(item.cost_per_million_samples is not None for item in items):
         items.sort(key=lambda item: item.cost_per_million_samples or 0.0)
     else:

@@ -1,5 +1,6 @@
 """Trained simulators: those that are stored, their versions, trainings and cards."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -139,6 +140,7 @@ def simulator_account(session: Session, name: str) -> SimulatorAccount:
     numbered = session.scalars(query).first()
     version = None if numbered is None else _version(session, numbered)
     training = session.get_one(SimulatorTrainingRow, version.training_id) if version else None
+    pages = _with_pages(session, card.parents)
     return SimulatorAccount(
         name=name,
         number=version.number if version else None,
@@ -149,7 +151,7 @@ def simulator_account(session: Session, name: str) -> SimulatorAccount:
         readable=card.feature_version == FEATURE_VERSION,
         size_bytes=row.size_bytes,
         created_at=datetime.fromtimestamp(row.created_at, UTC),
-        kept_parents=tuple(each for each in card.parents if _has_page(session, each)),
+        kept_parents=tuple(each for each in card.parents if each in pages),
     )
 
 
@@ -159,9 +161,9 @@ def simulator_page(session: Session, tuning: Tuning) -> str | None:
     name = tuning.simulator
     if tuning.simulator_version is not None:
         name = NAME_OF_VERSION.format(tuning.simulator_version)
-    return name if _has_page(session, name) else None
+    return name if name in _with_pages(session, (name,)) else None
 
 
-def _has_page(session: Session, name: str) -> bool:
-    stored = select(SimulatorRow.name).where(SimulatorRow.name == name)
-    return name == BUNDLED_NAME or session.scalar(stored) is not None
+def _with_pages(session: Session, names: Sequence[str]) -> set[str]:
+    stored = select(SimulatorRow.name).where(SimulatorRow.name.in_(names))
+    return {BUNDLED_NAME, *session.scalars(stored)}

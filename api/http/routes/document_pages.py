@@ -168,6 +168,13 @@ def simulators_page(request: Request, session: Reading, cursor: Cursor = None) -
     return show(request, "home/simulators.html", shown)
 
 
+@router.get("/simulators/trainings")
+@router.get("/simulators/{number}/promote")
+def version_forms() -> Response:
+    """As of `log_form`."""
+    return RedirectResponse("/simulators", 303)
+
+
 @router.get("/simulators/{name}")
 def simulator_page(name: Id, request: Request, session: Reading) -> Response:
     account = simulators.simulator_account(session, name)

@@ -136,7 +136,9 @@ def test_what_was_cancelled_ends_without_another_worker_once_its_lease_has_ended
     held, others = (claimed(database, REQUEST)[0] for _ in range(2))
     expire(database, others)
     assert job_queue.cancel(database, held.job_id) == "cancelling"
-    job_queue.end_abandoned(database)
+    with database.writing() as session:
+        session.connection()
+        job_queue.end_abandoned(database)  # waits for no writer where there is nothing to end
     assert state(database, held.job_id) == "cancelling"
     expire(database, held)
     job_queue.end_abandoned(database)

@@ -4,8 +4,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
+from autosync.api.http import prediction_answers
 from autosync.api.http.prediction_answers import TimeLimit
 from autosync.documents import from_data
+from autosync.errors import InvalidInput
 from autosync.strategy import Strategy
 from tests.api.http.rest_answers import posted
 from tests.placed_models import heavy_layers
@@ -65,7 +67,7 @@ def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> 
 
 
 def test_a_cluster_that_cannot_hold_the_model_is_left_out_of_a_comparison(
-    client: TestClient,
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = heavy_layers(memory_gb=0.001)
     tight = posted(client, where.graph, where.cluster)
@@ -78,6 +80,13 @@ def test_a_cluster_that_cannot_hold_the_model_is_left_out_of_a_comparison(
     assert "fits the devices of cluster 'grid'" in left_out["reason"]
     alone = client.post("/v1/compare", json={**body, "clusters": clusters[:1]})
     assert (alone.status_code, alone.json()["thing"]) == (422, "memory")
+    things = iter(("profile", "memory"))
+
+    def refuse(*_: object) -> None:
+        raise InvalidInput("it is wrong.", thing=next(things), value=None, remedy="Mend it.")
+
+    monkeypatch.setattr(prediction_answers, "_compared", refuse)
+    assert client.post("/v1/compare", json=body).json()["thing"] == "profile"
 
 
 def test_what_cannot_be_predicted_is_refused(

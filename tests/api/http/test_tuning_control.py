@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.exc import OperationalError
 
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
@@ -159,3 +160,20 @@ def test_a_service_without_workers_ends_what_was_cancelled_as_its_worker_died(
     with TestClient(app.create_app(sqlite), base_url="http://127.0.0.1") as client:
         path = f"/v1/tunings/{held.job_id}"
         until(lambda: client.get(path).json()["state"] == "cancelled", "the end of the tuning")
+
+
+def test_a_service_whose_database_is_away_looks_again_and_says_so_once(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[Database] = []
+
+    def look(database: Database) -> None:
+        looks.append(database)
+        raise OperationalError("", {}, ValueError("the database is away"))
+
+    monkeypatch.setattr(app, "UPKEEP_SECONDS", 0.01)
+    monkeypatch.setattr(app, "end_abandoned", look)
+    with TestClient(app.create_app(sqlite), base_url="http://127.0.0.1"):
+        until(lambda: len(looks) > 2, "further looks")
+    (told,) = (each.getMessage() for each in caplog.records if each.name == app.log.name)
+    assert "the database is away" in told

@@ -158,6 +158,8 @@ def test_the_address_that_a_form_is_sent_to_leads_to_a_page(client: TestClient) 
         ("/tunings", "/"),
         ("/tunings/7/pause", "/tunings/7"),
         ("/clusters/calibrate", "/clusters"),
+        ("/simulators/trainings", "/simulators"),
+        ("/simulators/0/promote", "/simulators"),
     ):
         answer = client.get(path, headers={"accept": "text/html"}, follow_redirects=False)
         assert (answer.status_code, answer.headers.get("location")) == (303, page)
