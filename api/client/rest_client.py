@@ -117,7 +117,7 @@ class Client:
         **options: Any,
     ) -> ComparedClusters:
         """The same model on several clusters: what to rent. graph, clusters: as of `rank`, these
-        where known with what each costs an hour."""
+        where known with what each costs an hour. Those without memory for it are `left_out`."""
         costs: Mapping[Any, float | None] = (
             clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
         )

@@ -110,7 +110,7 @@ def _started_by_form(database: Database, given: Mapping[str, str], body: bytes) 
         return Load(json_bytes=SMALL_JSON_BYTES + 1)
     fields = dict(parse_qsl(body.replace(b";", b"&").decode("utf-8", "replace")))
     named = _named(database, fields)
-    like = _of_tuning(database, {"tuning_id": fields.get(LIKE, "")}, body)
+    like = _of_request(database, {"tuning_id": fields.get(LIKE, "")}, body)
     return Load(named.json_bytes + like.json_bytes, work=named.work + like.work)
 
 
@@ -178,7 +178,7 @@ def _of_part(database: Database, given: Mapping[str, str], body: bytes) -> Load:
 def _of_home(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     """The tuning, if one is named, that the form is filled in from."""
     like = given.get(LIKE, "")
-    return _of_tuning(database, {"tuning_id": like}, body) if like else Load()
+    return _of_request(database, {"tuning_id": like}, body) if like else Load()
 
 
 def _id(text: str) -> str:

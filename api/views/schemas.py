@@ -195,8 +195,8 @@ class PredictedStrategy(PredictedInterval):
 class PredictedStrategies(BaseModel):
     """The fastest first. Predictions rank; a tuning measures. limit_seconds: of an iteration, which
     no strategy on this cluster beats. placements_cut: a request's time ended before all placements
-    that the space has were looked at; those found until then are listed. constants, warnings: as
-    of `GivenPrediction`."""
+    that the space has were looked at; those found until then are listed. constants, warnings: as of
+    `GivenPrediction`; the latter also say where modules may be placed but cannot be."""
 
     domain_id: str
     simulator: str
@@ -254,12 +254,20 @@ class ComparedCluster(PredictedInterval):
     warnings: list[str]
 
 
+class LeftOutCluster(BaseModel):
+    """One whose devices hold no strategy. requested: as of `ComparedCluster`."""
+
+    requested: str
+    reason: str
+
+
 class ComparedClusters(BaseModel):
     """The cheapest first, where all have a cost; else the fastest."""
 
     graph: str
     simulator: str
     items: list[ComparedCluster]
+    left_out: list[LeftOutCluster] = Field([], description="Their memory holds no strategy.")
 
 
 class ScaledPoint(PredictedInterval):

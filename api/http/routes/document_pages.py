@@ -123,6 +123,12 @@ def upload_log(
     return RedirectResponse(f"/clusters/{stored.id}", 303)
 
 
+@router.get("/clusters/calibrate")
+def log_form() -> Response:
+    """The form of a log is on the page of its cluster; a reader comes here after a log-in."""
+    return RedirectResponse("/clusters", 303)
+
+
 @router.get("/clusters/{name}")
 def cluster_page(name: Id, request: Request, session: Reading) -> Response:
     return show(request, "documents/cluster.html", _cluster(session, name))
@@ -160,6 +166,13 @@ def simulators_page(request: Request, session: Reading, cursor: Cursor = None) -
         "charts": _charts(session, None),
     }
     return show(request, "home/simulators.html", shown)
+
+
+@router.get("/simulators/trainings")
+@router.get("/simulators/{number}/promote")
+def version_forms() -> Response:
+    """As of `log_form`."""
+    return RedirectResponse("/simulators", 303)
 
 
 @router.get("/simulators/{name}")
