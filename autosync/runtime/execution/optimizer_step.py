@@ -115,6 +115,7 @@ class OptimizerStep:
         """The script's `model.zero_grad()`, which goes on with the gradients of all. Those that no
         rank can show are dropped, as by `clear`."""
         self.cleared()
+        self._engine.gradients.cleared = self._engine.iteration.number
         if self._is_split and not self._waits_for_others():
             self._engine.drop_gradients()
 

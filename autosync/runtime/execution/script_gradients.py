@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 class ScriptGradients:
     """pending: variables whose gradients are not complete when backward returns. sum_over_ranks:
-    see `small_sum`. scaler_looked: a GradScaler has seen the gradients of this iteration."""
+    see `small_sum`. scaler_looked: a GradScaler has seen the gradients of this iteration. cleared:
+    the last iteration whose gradients `model.zero_grad()` has cleared."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class ScriptGradients:
     ):
         self.pending = [v for v in engine.variables if v.deferred or v.held_by_some or not v.whole]
         self.scaler_looked = False
+        self.cleared = -1
         self._grad_norm: float | Tensor = 0.0
         self._engine = engine
         self._sum_over_ranks = sum_over_ranks
@@ -54,10 +56,12 @@ class ScriptGradients:
         return self._engine.iteration.number
 
     def any_left(self) -> bool:
-        """Whether a gradient of the previous backward pass still exists, read or not."""
+        """Whether a gradient of the previous backward pass still exists, read or not. One that the
+        model has set to zero was waited for, and adds up."""
         pairs = [(variable.parameter.grad, variable) for variable in self.pending]
         return any(
-            isinstance(gradient, PendingGradient) or gradient is variable.target
+            isinstance(gradient, PendingGradient)
+            or (gradient is variable.target and self.cleared != self.iteration)
             for gradient, variable in pairs
             if gradient is not None
         )
