@@ -74,11 +74,13 @@ class OptimizerStep:
             check_synchronized(engine.variables)
         elif id(optimizer) not in self._stepped:  # else it has cleared its gradients
             self._check_local(optimizer)
+            if self._joined is None:
+                self._step()  # one that is refused applies nothing, and may come again
             self._last[id(optimizer)] = engine.iteration.number
-            if self._joined is None or (self.together and self._note(self._joined, optimizer)):
-                self._step()
-            elif not self.together:
+            if self._joined and not self.together:
                 self._step_alone(optimizer)
+            elif self._joined and self._note(self._joined, optimizer):
+                self._step()
         if engine.iteration.phase is Phase.STEPPED and (kept or engine.is_blind()):
             engine.flush()
 

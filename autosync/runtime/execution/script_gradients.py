@@ -148,13 +148,14 @@ class ScriptGradients:
             for variable in self.pending:
                 gradient = variable.parameter.grad
                 if isinstance(gradient, PendingGradient):
-                    variable.parameter.grad = gradient.plain
-                elif not variable.whole or (
+                    continue
+                if not variable.whole or (
                     gradient is not variable.target and variable.held_by_some
                 ):
                     raise _incomplete(variable, "was replaced before step()")
-                elif gradient is not variable.target:
+                if gradient is not variable.target:
                     replaced.append(variable)
+            self.make_plain()
         engine.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
         for variable in replaced:  # the script's own tensors, which an update reads later
             if variable.parameter.grad is not None:
