@@ -151,7 +151,8 @@ class CommandPlace:
             f"the launcher's prefix {self.launcher.prefix!r} {why}.",
             thing="prefix",
             value=self.launcher.prefix,
-            remedy='Examples: "ssh {host}", "srun -w {host} -N1 -n1 --overlap"; there are '
+            remedy='Examples: "ssh {host}", "srun -w {host} -N1 -n1 --overlap '
+            '--cpu-bind=none"; there are '
             "{host}, {node}, {rank} and {command}.",
         )
 
