@@ -182,8 +182,8 @@ class OptimizerStep:
 
     def _step(self) -> None:
         engine = self._engine
-        engine.script_state.note_step()
         engine.gradients.take_for_step()
+        engine.script_state.note_step()
         engine.completion.note_step()
         with engine.monitor.condition:
             engine.iteration.phase = Phase.STEPPED
