@@ -75,12 +75,12 @@ class OptimizerStep:
         elif id(optimizer) not in self._stepped:  # else it has cleared its gradients
             self._check_local(optimizer)
             if self._joined is None:
-                self._step()  # one that is refused applies nothing, and may come again
+                engine.gradients.replaced()  # a step that this refuses may come again
             self._last[id(optimizer)] = engine.iteration.number
-            if self._joined and not self.together:
-                self._step_alone(optimizer)
-            elif self._joined and self._note(self._joined, optimizer):
+            if self._joined is None or (self.together and self._note(self._joined, optimizer)):
                 self._step()
+            elif not self.together:
+                self._step_alone(optimizer)
         if engine.iteration.phase is Phase.STEPPED and (kept or engine.is_blind()):
             engine.flush()
 
@@ -182,8 +182,8 @@ class OptimizerStep:
 
     def _step(self) -> None:
         engine = self._engine
-        engine.gradients.take_for_step()
         engine.script_state.note_step()
+        engine.gradients.take_for_step()
         engine.completion.note_step()
         with engine.monitor.condition:
             engine.iteration.phase = Phase.STEPPED

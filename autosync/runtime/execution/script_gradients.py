@@ -135,6 +135,25 @@ class ScriptGradients:
                 wait = self._wait_for_ranks
                 agree_on_infinity(engine.variables, engine.buckets, engine.control, wait)
 
+    def replaced(self) -> list[VariableRecord]:
+        """Pending variables in whose gradients' place the script has put its own. Changes nothing.
+
+        Raises:
+            NotSupported: no rank holds one of them.
+        """
+        found = []
+        with self._engine.monitor.condition:  # a completion thread may show a sparse sum
+            for variable in self.pending:
+                gradient = variable.parameter.grad
+                if isinstance(gradient, PendingGradient):
+                    continue
+                is_own = gradient is not variable.target
+                if not variable.whole or (is_own and variable.held_by_some):
+                    raise _incomplete(variable, "was replaced before step()")
+                if is_own:
+                    found.append(variable)
+        return found
+
     def take_for_step(self) -> None:
         """Gradients are as the script leaves them to `step()`: those that it replaced count, on
         every rank alike, and under clipping or a scaler every reduction ends before any update.
@@ -143,18 +162,8 @@ class ScriptGradients:
             NotSupported: it replaced one that no rank holds.
         """
         engine = self._engine
-        replaced = []
-        with engine.monitor.condition:  # a completion thread may show a sparse sum
-            for variable in self.pending:
-                gradient = variable.parameter.grad
-                if isinstance(gradient, PendingGradient):
-                    continue
-                if not variable.whole or (
-                    gradient is not variable.target and variable.held_by_some
-                ):
-                    raise _incomplete(variable, "was replaced before step()")
-                if gradient is not variable.target:
-                    replaced.append(variable)
+        with engine.monitor.condition:
+            replaced = self.replaced()
             self.make_plain()
         engine.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
         for variable in replaced:  # the script's own tensors, which an update reads later
