@@ -127,8 +127,11 @@ def network_bytes(interfaces: str = "") -> int:
     """
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     sent = {name.strip(): rest.split()[8] for name, _, rest in (li.partition(":") for li in lines)}
-    lowest = [n for n in sent if n != "lo" and not any((INTERFACES / n).glob("lower_*"))]
-    wanted = interfaces.split(",") if interfaces else lowest
+    wanted = (
+        interfaces.split(",")
+        if interfaces
+        else [n for n in sent if n != "lo" and not any((INTERFACES / n).glob("lower_*"))]
+    )
     return sum(int(sent.get(name, 0)) for name in wanted)
 
 

@@ -1,6 +1,6 @@
 """The `command` launcher: every rank is started by a prefix that reaches its host.
 
-`ssh {host}`, `srun -w {host} -N1 -n1 --overlap` or `kubectl exec -i {host} --` come from the
+`ssh {host}`, `srun -w {host} ... --cpu-bind=none` or `kubectl exec -i {host} --` come from the
 operator; only host addresses come from a cluster document, and only harmless ones pass.
 """
 
@@ -157,9 +157,8 @@ class CommandPlace:
             f"the launcher's prefix {self.launcher.prefix!r} {why}.",
             thing="prefix",
             value=self.launcher.prefix,
-            remedy='Examples: "ssh {host}", "srun -w {host} -N1 -n1 --overlap '
-            '--cpu-bind=none"; there are '
-            "{host}, {node}, {rank} and {command}.",
+            remedy='Examples: "ssh {host}", "srun -w {host} -N1 -n1 --overlap --cpu-bind=none"; '
+            "there are {host}, {node}, {rank} and {command}.",
         )
 
 

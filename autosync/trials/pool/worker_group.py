@@ -93,7 +93,7 @@ class WorkerGroup:
             NotSupported: the command that starts one does not exist; or ranks have the same GPU,
                 and may not (`refuse_shared_gpus`).
         """
-        begun = time.monotonic()
+        deadline = time.monotonic() + START_SECONDS
         for rank, place in enumerate(self.places):
             check_cancelled()
             self._workers.append(place.start(rank, self.workloads, self._answers))
@@ -108,7 +108,7 @@ class WorkerGroup:
                 self.tuner_configuration,
             )
             worker.send(command_line(start))
-        started = self._collect(WorkerStarted, begun + START_SECONDS, begun + SLOW_SECONDS)
+        started = self._collect(WorkerStarted, deadline, time.monotonic() + SLOW_SECONDS)
         self.scaled = all(answer.scaled for answer in started)
         gpus = [answer.gpu for answer in started]
         nccl_hosts = [answer.nccl_host for answer in started]
@@ -157,9 +157,7 @@ class WorkerGroup:
         first = self._workers[0].where
         return next((worker.where for worker in self._workers if worker.where != first), "")
 
-    def _collect(
-        self, answered_by: type[A], deadline: float, slow_at: float = math.inf
-    ) -> list[A]:
+    def _collect(self, answered_by: type[A], deadline: float, slow_at: float = math.inf) -> list[A]:
         """slow_at: when ranks that have not answered are reported."""
         good: dict[int, A] = {}
         bad: list[WorkerAnswer] = []

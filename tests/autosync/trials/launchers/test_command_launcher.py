@@ -142,7 +142,7 @@ def test_a_prefix_that_only_waits_is_told_with_what_it_wrote(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("autosync.trials.pool.worker_group.START_SECONDS", 1.0)
-    monkeypatch.setattr("autosync.trials.pool.worker_group.SLOW_SECONDS", 0.5)
+    monkeypatch.setattr("autosync.trials.pool.worker_group.SLOW_SECONDS", 0.1)
     told: list[str] = []
     prefix = "sh -c 'echo Password for {host}: >&2; sleep 600'"
     launcher = CommandLauncher(prefix).with_wait_reports(told.append)
