@@ -187,7 +187,7 @@ Prefix = Annotated[
     typer.Option(
         envvar=PREFIX_VARIABLE,
         help="How launcher command reaches a host: 'ssh {host}', 'srun -w {host} -N1 -n1 "
-        "--overlap', 'kubectl exec -i {host} --'.",
+        "--overlap --cpu-bind=none', 'kubectl exec -i {host} --'.",
         show_default=False,
     ),
 ]

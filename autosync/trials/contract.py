@@ -329,20 +329,20 @@ class Launcher(Protocol):
 
 
 OnWait = Callable[[str], None]
-"""Receives a message when a pool waits for another measurement on this machine, or when its links
-are not the requested ones."""
+"""Receives a message when a pool waits for another measurement on this machine or for ranks to
+start, or when its links are not the requested ones."""
 
 
 @runtime_checkable
 class WaitReporter(Protocol):
-    """A launcher whose pools share a machine with those of other processes, and wait for them."""
+    """A launcher whose pools report what they wait for."""
 
     def with_wait_reports(self, on_wait: OnWait) -> Launcher: ...
 
 
 def reporting_waits(launcher: Launcher, on_wait: OnWait) -> Launcher:
     """The launcher, whose pools report their waits to `on_wait`, each message once. Launchers that
-    never wait are returned as they are."""
+    report none are returned as they are."""
     reported: set[str] = set()
 
     def once(message: str) -> None:

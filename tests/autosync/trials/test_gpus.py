@@ -175,7 +175,8 @@ def test_records_name_what_hosts_differ_in() -> None:
 def test_ranks_share_no_gpu_unless_they_are_let() -> None:
     fake = FakeWorkers(passes=[(1.0, 0.0)] * 9, gpus=("x", "x"))
     with fake.pool() as pool:
-        assert_failed(run(pool), "refused", "ranks 0 and 1 share GPU x", "--share-gpus")
+        words = ("ranks 0 and 1 share GPU x", "--gpus-per-task", "--share-gpus")
+        assert_failed(run(pool), "refused", *words)
 
 
 def test_every_group_of_workers_has_an_mps_daemon_of_its_own(control: Path) -> None:
