@@ -86,8 +86,8 @@ class PredictSpec(PlacedJobSpec):
     engine: str | None = Field(
         None,
         max_length=40,
-        description="System whose time a message is added (`bytescheduler`), or `none`; by default "
-        "that of the published method.",
+        description="System whose time for each message is added (`bytescheduler`), or `none`; by "
+        "default that of the published method.",
     )
     constants: str = Field(
         "auto",

@@ -72,8 +72,12 @@ def at_precision(graph: ModelGraph, precision: Precision) -> ModelGraph:
             return operation
         return replace(operation, dtype=dtype, output_bytes=operation.output_bytes // 2)
 
-    variables = tuple(replace(each, dtype="bfloat16") if half else each for each in graph.variables)
-    return replace(graph, operations=tuple(map(lowered, graph.operations)), variables=variables)
+    operations = tuple(map(lowered, graph.operations))
+    if not half:
+        return replace(graph, operations=operations)
+    variables = tuple(replace(each, dtype="bfloat16") for each in graph.variables)
+    frozen_bytes = graph.frozen_bytes // 2
+    return replace(graph, operations=operations, variables=variables, frozen_bytes=frozen_bytes)
 
 
 def with_recomputation(profile: Profile, step_seconds: float | None = None) -> Profile:

@@ -75,7 +75,12 @@ def to_json(document: object) -> str:
 
 def content_hash(document: object) -> str:
     """Identity of a document: the first 128 bits of SHA-256 of its canonical JSON, in hex."""
-    return hashlib.sha256(to_json(document).encode()).hexdigest()[:32]
+    return text_hash(to_json(document))
+
+
+def text_hash(text: str) -> str:
+    """The same of a document that is canonical JSON already."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def from_data(cls: type[T], data: object, source: str = "document") -> T:

@@ -10,12 +10,16 @@ from pydantic import ConfigDict
 
 from autosync.cluster import Cluster, Device
 from autosync.cluster.devices import DEVICE_TYPES
-from autosync.documents import STRICT, UNLESS_ONE, content_hash
+from autosync.documents import STRICT, UNLESS_ONE, UNLESS_ZERO, content_hash
 from autosync.errors import InvalidInput
-from autosync.graph import ATTENTION, ITEM_BYTES, ModelGraph
+from autosync.graph import ATTENTION, ITEM_BYTES, Count, ModelGraph
 from autosync.optimizers import FOR_ATTENTION, FOR_OTHERS, KINDS
 
 MOST_ACCUMULATED = 65_536
+
+MOST_APART = 0.25
+"""Of the forward FLOPs of a profile and of a graph; other input lengths are further apart. Those of
+backward depend on checkpoints and on what is frozen as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Profile:
         iteration runs, the mean over all iterations.
     update_seconds: of one optimizer step over all variables.
     source: `measured` on that device, or `estimated` (how, in `note`).
+    forward_flops: of the graph that it is of; 0 where it was not noted.
     """
 
     device: str
@@ -35,6 +40,7 @@ class Profile:
     update_seconds: float
     source: Literal["measured", "estimated"]
     note: str = ""
+    forward_flops: Annotated[Count, UNLESS_ZERO] = 0
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -163,7 +169,8 @@ class Domain:
                     f"{operations} operations: it belongs to another graph.",
                     thing=f"profile.{field}",
                     value=len(given),
-                    remedy="Profile this graph with `autosync profile`.",
+                    remedy="Import and profile the same model with the same --autocast, or both "
+                    "without.",
                 )
             if odd := [seconds for seconds in given if not 0 <= seconds < 1e6]:
                 raise InvalidInput(
@@ -186,6 +193,15 @@ class Domain:
                 thing="profile.batch_size",
                 value=self.profile.batch_size,
                 remedy="Import and profile the model at one batch size.",
+            )
+        own, flops = self.graph.forward_flops, self.profile.forward_flops
+        if own and flops and abs(flops - own) > MOST_APART * own:
+            raise InvalidInput(
+                f"the profile is of a forward pass of {flops / 1e9:.3g} GFLOP, graph "
+                f"{self.graph.name!r} of one of {own / 1e9:.3g}: its inputs are of another size.",
+                thing="profile.forward_flops",
+                value=flops,
+                remedy="Import and profile the same function (package.module:function).",
             )
 
     @cached_property

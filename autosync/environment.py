@@ -45,6 +45,7 @@ ALLOWED = (
     *("OMP_*", "MKL_*", "KMP_*", "GOMP_*", "OPENBLAS_*", "NUMBA_*"),
     *("TORCH*", "PYTORCH_*", "TRITON_*", "CUDA_*", "CUBLAS_*", "CUDNN_*", "NVIDIA_*"),
     *("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "SSH_*", "KRB5*", "KUBECONFIG", "SLURM_*"),
+    *("OFI_NCCL_*", "KUBERNETES_*"),
     HOST_VARIABLE,
 )
 """Variables that are read by Python, torch, its libraries and programs that reach a host (ssh,

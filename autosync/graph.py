@@ -14,6 +14,7 @@ from autosync.documents import (
     STRICT,
     UNLESS_NO_ITEMS,
     UNLESS_ONE,
+    UNLESS_ZERO,
     content_hash,
 )
 from autosync.errors import InvalidInput
@@ -135,6 +136,8 @@ class ModelGraph:
         It then has every operation that one of them ran, at the largest size that one had.
     uncalled: modules around variables that no iteration has called, such as a list that holds
         others; of a running job, where that is known.
+    frozen_bytes: of the parameters that are not trained. 0 in graphs of running jobs, whose trials
+        run the model itself.
     """
 
     name: str
@@ -146,6 +149,7 @@ class ModelGraph:
     gradient_after: tuple[int, ...]
     examples: Annotated[Count, UNLESS_ONE] = 1
     uncalled: Annotated[tuple[str, ...], UNLESS_NO_ITEMS] = ()
+    frozen_bytes: Annotated[Count, UNLESS_ZERO] = 0
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -212,6 +216,20 @@ class ModelGraph:
     @property
     def size_bytes(self) -> int:
         return sum(variable.size_bytes for variable in self.variables)
+
+    @property
+    def values_bytes(self) -> int:
+        """Of trained and of frozen parameters."""
+        return self.size_bytes + self.frozen_bytes
+
+    @property
+    def forward_flops(self) -> int:
+        return sum(each.forward_flops for each in self.operations)
+
+    @property
+    def flops(self) -> int:
+        """Of both passes."""
+        return self.forward_flops + sum(each.backward_flops for each in self.operations)
 
     @property
     def parameters(self) -> int:

@@ -8,6 +8,7 @@ from a CSV file.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict
@@ -96,14 +97,12 @@ class NcclKnobs(ExtensionDocument):
                 f"is {self.min_ctas}, more than max_ctas, {self.max_ctas}",
                 "Give no more than max_ctas.",
             )
-        places = [(each.operation, each.least_bytes) for each in self.ranges]
-        for place in places:
-            if places.count(place) > 1:
-                operation, least_bytes = place
+        for one, following in pairwise(self.ranges):
+            if (one.operation, one.least_bytes) == (following.operation, following.least_bytes):
                 raise _refused(
                     "ranges",
-                    least_bytes,
-                    f"has two ranges of {operation} from {least_bytes} bytes on",
+                    one.least_bytes,
+                    f"has two ranges of {one.operation} from {one.least_bytes} bytes on",
                     "Give each range its own least_bytes.",
                 )
 

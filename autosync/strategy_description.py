@@ -151,7 +151,7 @@ def _phrase(
     domain: Domain | None,
     only: bool,
 ) -> str:
-    """`all-reduce in 6 groups (98 MB)`; few variables are named."""
+    """`all-reduce in 6 groups of 16 MiB`; few variables are named."""
     groups = len({shard.group for shard in shards})
     text = f"{name} in {groups} {'group' if groups == 1 else 'groups'}"
     servers = {shard.server for shard in shards if isinstance(shard, ParameterServer)}
@@ -247,6 +247,7 @@ def _sent_bytes(variable: Variable, shard: Synchronizer, batches: int) -> int:
 
 
 def size_in_words(size: float) -> str:
+    """In powers of 1,024, as slices and buckets are cut: `4 MiB`."""
     if size < 0.1 * MIB:
-        return f"{size / 1024:.0f} KB"
-    return f"{size / MIB:.0f} MB" if size >= 10 * MIB else f"{size / MIB:.2g} MB"
+        return f"{size / 1024:.0f} KiB"
+    return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.2g} MiB"

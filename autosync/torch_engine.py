@@ -4,6 +4,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict
@@ -220,10 +221,10 @@ def _check_modules(units: tuple[Unit, ...]) -> None:
                 value=unit,
                 remedy="Give the name of a single module without a list.",
             )
-        for one in modules_of(unit):
-            if inner := [each for each in modules_of(unit) if each.startswith(f"{one}.")]:
+        for one, inner in pairwise(sorted(f"{name}." for name in modules_of(unit))):
+            if inner.startswith(one):
                 raise InvalidStrategy(
-                    f"engine.units lists {inner[0]!r} beside {one!r}, which holds it.",
+                    f"engine.units lists {inner[:-1]!r} beside {one[:-1]!r}, which holds it.",
                     thing="engine.units",
                     value=unit,
                     remedy="Leave the inner one out, or make it a unit of its own.",

@@ -39,6 +39,7 @@ from autosync.search.collect.collection_log import (
     PICK_ORIGINS,
     CollectedStrategy,
     CollectionLog,
+    held_alone,
     stored_domain,
 )
 from autosync.search.collect.collection_passes import PASSES, OccasionPasses
@@ -88,15 +89,16 @@ def main() -> None:
     given = parser.parse_args()
     stop, plan = stop_on_signals(), load_plan(given.plan)
     names = select_targets(plan, tuple(given.domain)).domains
-    run = CollectionRun(
-        plan,
-        given.folder,
-        CollectionLog(given.folder),
-        reporting_waits(launcher_named(given.launcher), print),
-        print,
-        stop.is_set,
-    )
-    collect_picks(run, names)
+    with held_alone(given.folder):
+        run = CollectionRun(
+            plan,
+            given.folder,
+            CollectionLog(given.folder),
+            reporting_waits(launcher_named(given.launcher), print),
+            print,
+            stop.is_set,
+        )
+        collect_picks(run, names)
 
 
 def collect_picks(run: CollectionRun, targets: Sequence[CollectionTarget]) -> None:

@@ -80,7 +80,9 @@ def save(path: Path, model: nn.Module, optimizer, scheduler, epochs: int) -> Non
         "epochs": epochs,
     }
     if dist.get_rank() == 0:
-        torch.save(state, path)
+        draft = path.with_suffix(".draft")
+        torch.save(state, draft)
+        draft.replace(path)  # a job that is stopped meanwhile keeps the last one
     dist.barrier()
 
 

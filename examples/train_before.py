@@ -76,7 +76,9 @@ def save(path: Path, model: nn.Module, optimizer, scheduler, epochs: int) -> Non
             "scheduler": scheduler.state_dict(),
             "epochs": epochs,
         }
-        torch.save(state, path)
+        draft = path.with_suffix(".draft")
+        torch.save(state, draft)
+        draft.replace(path)  # a job that is stopped meanwhile keeps the last one
     dist.barrier()
 
 

@@ -70,16 +70,31 @@ class AssumedIteration:
 
     @property
     def busiest(self) -> tuple[str, float]:
-        """The link that its messages hold longest, and for how many seconds."""
+        """The link that its messages hold longest, and for how many seconds of an update."""
         plans = self.plans
         if self.engine is not None and self.inputs.costs.in_order:
             plans = replace(plans, operation=sent_in_host_memory(plans.operation))
-        return self.inputs.network.busiest(plans, self.rows)
+        return self.inputs.network.busiest(plans, self.rows, self.times)
 
     @property
     def rows(self) -> slice:
         """Of its messages."""
         return slice(int(self.plans.first[self.index]), int(self.plans.first[self.index + 1]))
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        """How often each of its messages travels in an update, `(messages,)`: under `fully_shard`
+        the batches before the last send what is not kept between them."""
+        before, gate = self.plans.before[self.rows], self.plans.gate[self.rows]
+        if self.engine is None:
+            again = np.zeros(len(before), dtype=np.bool_)
+        elif not self.engine.kept_between_batches:
+            again = np.ones(len(before), dtype=np.bool_)
+        elif self.engine.kept_between_batches == "gradients":
+            again = (before >= 0) | (gate >= 0)  # it gathers, and reduces nothing
+        else:
+            again = before >= 0
+        return np.where(again, self.batches, 1)
 
 
 def assumed_iterations(

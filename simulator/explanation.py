@@ -26,8 +26,8 @@ class Explanation:
     startup_seconds: what it would lose were only startups free.
     slowed_seconds: what it gains where compute takes longer while messages are on the wire; the
         three before are without that.
-    busiest: the link that is held longest, busiest_seconds an iteration. Of an update of several
-        batches messages, wire_bytes and busiest_seconds are those of the last batch.
+    messages, wire_bytes: of all batches of an update.
+    busiest: the link that is held longest, busiest_seconds an iteration.
     binding: what shortens the iteration most where it is faster: compute, startups or a link.
     limit_percent: the domain's limit over step_seconds; 100 cannot be beaten.
     peak_memory_bytes, device_memory_bytes: of each rank; the former predicted, the latter infinite
@@ -113,7 +113,7 @@ def explain_plan(
             (free, even._replace(update=no_work, rebuild=no_work)),
         )
     )
-    rows = iteration.rows
+    times = iteration.times
     busiest, busiest_seconds = iteration.busiest
     return Explanation(
         step_seconds=real,
@@ -122,8 +122,8 @@ def explain_plan(
         transfer_seconds=no_startup - no_network,
         startup_seconds=not_slowed - no_startup,
         slowed_seconds=real - not_slowed,
-        messages=rows.stop - rows.start,
-        wire_bytes=int(plans.wire_bytes[rows].sum()),
+        messages=int(times.sum()),
+        wire_bytes=int(times @ plans.wire_bytes[iteration.rows]),
         busiest=busiest,
         busiest_seconds=busiest_seconds,
         binding=binding_of(iteration).resource,

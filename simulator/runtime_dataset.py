@@ -40,7 +40,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from autosync.atomic_write import replaced_atomically
-from autosync.documents import content_hash, from_json, to_json
+from autosync.documents import content_hash, from_json, text_hash, to_json
 from autosync.domain import Domain
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import Population, decode, encode
@@ -299,7 +299,17 @@ def _read_domain(folder: Path, identity: str) -> Domain:
             value=identity,
             remedy="Copy the dataset whole.",
         )
-    return from_json(Domain, file.read_text(encoding="utf-8"), source=file.name)
+    text = file.read_text(encoding="utf-8")
+    domain = from_json(Domain, text, source=file.name)
+    # as it was written, by whichever version, or the same in other words
+    if identity not in (text_hash(text.strip()), domain.id):
+        raise InvalidInput(
+            f"{str(file)!r} holds another domain, {domain.id}: the trials were not measured on it.",
+            thing="domain",
+            value=identity,
+            remedy="Copy the dataset whole; a changed domain is measured anew.",
+        )
+    return domain
 
 
 def domain_of_rows(domain: Domain, rows: pd.DataFrame) -> MeasuredDomain:

@@ -15,6 +15,10 @@ from autosync.strategy import (
 )
 from autosync.torch_engine import FullyShard, usual_units
 
+MOST_FROZEN = 0.02
+"""Bytes of frozen parameters over those of trained ones, beyond which what is gathered of them
+matters."""
+
 
 def fully_sharded(domain: Domain, shard_ranks: int, reshard_after_forward: bool = True) -> Strategy:
     """Over the modules that one would wrap by hand. See `FullyShard` for the arguments.
@@ -32,8 +36,17 @@ def held_units(domain: Domain) -> tuple[str, ...]:
     it would not gather (an attention's output projection). Their variables stay in the root.
 
     Raises:
-        NotSupported: a variable is a scalar, or the variables' names tell no modules to wrap.
+        NotSupported: many parameters are frozen, a variable is a scalar, or the variables' names
+            tell no modules to wrap.
     """
+    if (frozen_bytes := domain.graph.frozen_bytes) > MOST_FROZEN * domain.graph.size_bytes:
+        raise NotSupported(
+            f"fully_shard would gather {frozen_bytes / 1e9:.3g} GB of frozen parameters, too, "
+            "which neither predictions nor replayed trials count.",
+            thing="graph.frozen_bytes",
+            value=frozen_bytes,
+            remedy="Tune in the job itself: autosync.tune(..., space='fsdp2').",
+        )
     scalar = next((each for each in domain.graph.variables if not each.shape), None)
     if scalar is not None:
         raise NotSupported(

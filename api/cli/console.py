@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from autosync import units
 
@@ -20,10 +21,20 @@ PIPED_WIDTH = 200
 """Columns where the output is no terminal: tables then wrap late, lines never."""
 
 
-def _console(stream: TextIO, stderr: bool) -> Console:
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(7), *range(14, 32), *range(127, 160))}
+"""What a terminal obeys, as it is shown: names come from whoever wrote a file. (rich itself leaves
+out the bell, carriage returns and the like.)"""
+
+
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(text.translate(CONTROLS), **options)
+
+
+def _console(stream: TextIO, stderr: bool) -> _Console:
     piped = not stream.isatty()
     width = PIPED_WIDTH if piped else None
-    return Console(stderr=stderr, highlight=False, soft_wrap=piped, width=width)
+    return _Console(stderr=stderr, highlight=False, soft_wrap=piped, width=width)
 
 
 out = _console(sys.stdout, stderr=False)

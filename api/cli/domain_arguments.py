@@ -157,10 +157,11 @@ def describe_domain(domain: "Domain") -> None:
     batches = f", {domain.accumulate} batches per update" if domain.accumulate > 1 else ""
     kinds = dict.fromkeys(device.type for device in cluster.device_of_rank())
     rates = sorted({node.bandwidth_gbps for node in cluster.nodes})
+    frozen = f" and {graph.frozen_bytes / 1e6:.0f} MB frozen" if graph.frozen_bytes else ""
     between = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g} to {rates[-1]:g}"
     say(
         f"[bold]{escape(graph.name)}[/], batch {graph.batch_size} a replica{batches}, "
-        f"{len(graph.variables)} variables, {graph.size_bytes / 1e6:.0f} MB, trained with "
+        f"{len(graph.variables)} variables, {graph.size_bytes / 1e6:.0f} MB{frozen}, trained with "
         f"{escape(domain.optimizer.name)}, on "
         f"[bold]{escape(cluster.name)}[/]: "
         f"{len(cluster.nodes)} nodes, {cluster.world_size} x {', '.join(kinds)}, "

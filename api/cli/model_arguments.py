@@ -14,6 +14,7 @@ from autosync.api.cli.domain_arguments import read_bytes, unknown_name
 from autosync.errors import InvalidInput
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from autosync.graph import ModelGraph
@@ -124,6 +125,12 @@ def load_graph(
     `package.module:function`."""
     how = choice or RecordingChoice()
     _check_no_path(model)
+    if how.length is not None and not (is_onnx_file(model) or is_transformers_model(model)):
+        from autosync.api.engine.request_checks import refuse_given
+
+        where = f"on {model!r}, which is no configuration or ONNX file here"
+        remedy = "Leave it out: a graph, a function and the name of a model state their own sizes."
+        refuse_given({"--length": how.length}, where, remedy)
     if is_foreign_module(model):
         found = load_foreign_module(model, batch_size, how.length, allocate=how.values)
         return _target_graph(found, foreign_name(model), how)
@@ -233,6 +240,14 @@ def _target_graph(found: "ModelTarget", name: str, choice: RecordingChoice) -> "
     )
 
 
+def autocast_type(name: str | None) -> "torch.dtype | None":
+    """Of the option --autocast."""
+    import torch
+
+    found: torch.dtype | None = getattr(torch, name) if name else None
+    return found
+
+
 def recorded_graph(
     module: "nn.Module",
     inputs: "Inputs | Examples",
@@ -243,20 +258,18 @@ def recorded_graph(
     autocast: str | None = None,
 ) -> "ModelGraph":
     """The module's graph; what the recording warns of is said in a line each."""
-    import torch
-
     from autosync.importing import import_module
-
-    dtype: torch.dtype | None = getattr(torch, autocast) if autocast else None
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph = import_module(
-            *(module, inputs, loss),
+            module,
+            inputs,
+            loss,
             name=name,
             batch_size=batch_size,
             values=values,
-            autocast=dtype,
+            autocast=autocast_type(autocast),
         )
     for warning in caught:
         if warning.category is UserWarning and str(warning.message).startswith(repr(name)):

@@ -4,7 +4,7 @@ import os
 import shlex
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -61,6 +61,10 @@ Batch = Annotated[
         help="Examples per replica; a graph JSON and package.module:function bring their own.",
         show_default="the model's usual one",
     ),
+]
+Autocast = Annotated[
+    Literal["bfloat16", "float16"] | None,
+    typer.Option("--autocast", help="Run the forward pass under torch.autocast to this type."),
 ]
 Optimizer = Annotated[
     OptimizerName | None,
@@ -183,7 +187,7 @@ Prefix = Annotated[
     typer.Option(
         envvar=PREFIX_VARIABLE,
         help="How launcher command reaches a host: 'ssh {host}', 'srun -w {host} -N1 -n1 "
-        "--overlap', 'kubectl exec -i {host} --'.",
+        "--overlap --cpu-bind=none', 'kubectl exec -i {host} --'.",
         show_default=False,
     ),
 ]

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from autosync.api.cli.console import err, number_of_ms, say
+from autosync.api.cli.console import CONTROLS, err, number_of_ms, say
 from autosync.api.cli.tuning_lookup import ENDED
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TuningProgressBar:
 
     def say(self, words: str) -> None:
         """What the bar says until the next event; how far it is stays."""
-        self._bar.update(self._task, description=escape(words))
+        self._bar.update(self._task, description=escape(words.translate(CONTROLS)))
 
     def _print(self, event: "ServiceEvent") -> None:
         count = f"{event.done:>3}/{event.total}" if event.total else ""

@@ -178,10 +178,8 @@ def _speedup_words(row: "RankedStrategy") -> str:
         return "1.00 (baseline)"
     if not row.confirmed or row.speedup is None:
         return "[dim]not confirmed[/]"
-    from autosync.api.views.tuning_schemas import is_settled
-
     words = f"{row.speedup:.2f} ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
-    return words if is_settled(row.spread) else f"[dim]{words}, not settled[/]"
+    return words if row.settled else f"[dim]{words}, not settled[/]"
 
 
 def print_scales(measured_on: str, byte_scale: float, time_scale: float) -> None:

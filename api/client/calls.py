@@ -51,6 +51,7 @@ class GraphCalls:
         return self.connection.listed("/v1/graphs", Graphs, limit, cursor, sort=sort)
 
     def get(self, graph_id: str) -> ModelGraph:
+        """A posted graph by its id, or a bundled one by its name."""
         return from_json(ModelGraph, self.connection.send("GET", f"/v1/graphs/{graph_id}").content)
 
 
@@ -78,6 +79,7 @@ class ClusterCalls:
         )
 
     def get(self, cluster_id: str) -> Cluster:
+        """A posted cluster by its id, or a bundled one by its name."""
         answer = self.connection.send("GET", f"/v1/clusters/{cluster_id}")
         return from_json(Cluster, answer.content)
 

@@ -112,15 +112,24 @@ class Client:
 
     def compare(
         self,
-        graph: str,
-        clusters: Sequence[str] | Mapping[str, float | None],
+        graph: ModelGraph | str,
+        clusters: Sequence[Cluster | str] | Mapping[Any, float | None],
         **options: Any,
     ) -> ComparedClusters:
-        """The same model on several clusters: what to rent. clusters: their names or ids, where
-        known with what each costs an hour."""
-        costs = clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
-        rented = [{"cluster": name, "cost_per_hour": cost} for name, cost in costs.items()]
-        body = {"graph": graph, "clusters": rented, **plain(options)}
+        """The same model on several clusters: what to rent. graph, clusters: as of `rank`, these
+        where known with what each costs an hour. Those without memory for it are `left_out`."""
+        costs: Mapping[Any, float | None] = (
+            clusters if isinstance(clusters, Mapping) else dict.fromkeys(clusters)
+        )
+        rented = [
+            {
+                "cluster": self.clusters.post(each).id if isinstance(each, Cluster) else each,
+                "cost_per_hour": cost,
+            }
+            for each, cost in costs.items()
+        ]
+        name = self.graphs.post(graph).id if isinstance(graph, ModelGraph) else graph
+        body = {"graph": name, "clusters": rented, **plain(options)}
         return self.connection.post("/v1/compare", ComparedClusters, repeatable=True, json=body)
 
     def scale(

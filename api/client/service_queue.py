@@ -24,12 +24,12 @@ from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.views.work_schemas import (
     LONGEST_TEXT,
     ClaimedTuning,
+    EarlierWork,
     HeldClaim,
     LivingWorker,
     ProposedTrials,
     Spent,
     TrainedFiles,
-    TuningWork,
 )
 from autosync.cancellation import Cancelled, check_cancelled
 from autosync.documents import to_data, to_json
@@ -67,7 +67,6 @@ class ServiceQueue:
 
     def __init__(self, client: Client):
         self.connection = client.connection
-        self._work: tuple[Claim, TuningWork] | None = None  # of the claim at hand
 
     def register(self, worker: str, lease_seconds: float, gpus: int) -> None:
         body = _living(worker, lease_seconds, gpus)
@@ -101,7 +100,8 @@ class ServiceQueue:
         send(self.connection, "POST", _path(held, "/answer"), content=to_json(answer))
 
     def request(self, held: Claim) -> TuningRequest:
-        return self._work_of(held).request
+        answer = send(self.connection, "GET", _path(held, "/work"))
+        return self.connection.parsed(answer, TuningRequest)
 
     def simulator(self, held: Claim, request: TuningRequest) -> Simulator:
         answer = send(self.connection, "GET", _path(held, "/simulator"))
@@ -111,13 +111,16 @@ class ServiceQueue:
         return restored(files.name, files.card, base64.b64decode(files.weights))
 
     def store(self, held: Claim) -> "ServiceStore":
-        return ServiceStore(self.connection, held, self._work_of(held))
-
-    def _work_of(self, held: Claim) -> TuningWork:
-        if self._work is None or self._work[0] != held:
-            answer = send(self.connection, "GET", _path(held, "/work"))
-            self._work = held, self.connection.parsed(answer, TuningWork)
-        return self._work[1]
+        known = MemoryStore()
+        while True:
+            params = {"first": len(known.proposals())}
+            answer = send(self.connection, "GET", _path(held, "/trials"), params=params)
+            part = self.connection.parsed(answer, EarlierWork)
+            if not part.proposals:  # each trial is one of a proposal: there are no more of them
+                return ServiceStore(self.connection, held, known)
+            known.propose(part.proposals)
+            for result in part.trials:
+                known.record(result)
 
     def _reason(self, method: str, path: str, **request: Any) -> EndReason | None:
         """Where the service lets this worker in no longer, its claims are lost to it."""
@@ -136,17 +139,14 @@ class ServiceQueue:
 class ServiceStore:
     """The memory of one tuning at a service, under a claim (`database_store.TuningStore`).
 
-    What was proposed and measured before is asked for once; from then on this is the only one who
-    writes, so that it need not be asked for again.
+    known: what was proposed and measured before; under the claim this is the only one who writes,
+    so that it need not be asked for again.
     """
 
-    def __init__(self, connection: ServiceConnection, held: Claim, work: TuningWork):
+    def __init__(self, connection: ServiceConnection, held: Claim, known: MemoryStore):
         self._connection = connection
         self._held = held
-        self._known = MemoryStore()
-        self._known.propose(work.proposals)
-        for result in work.trials:
-            self._known.record(result)
+        self._known = known
 
     def proposals(self) -> Sequence[Proposal]:
         return self._known.proposals()

@@ -70,11 +70,12 @@ def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Itera
     goes on behind the last event.
 
     Raises:
-        ServiceError: the service refused. ServiceUnreachable: it did not answer, or sent nothing,
-            `attempts` times in a row.
+        ServiceError: the service refused; where it may come back, `attempts` times in a row.
+        ServiceUnreachable: it did not answer, or sent nothing, as often.
     """
     failures, why = 0, "the stream ended"
-    while failures < connection.attempts:
+    while True:
+        refused: ServiceError | None = None
         try:
             for event in _received(connection, tuning_id, after):
                 failures = 0
@@ -88,10 +89,11 @@ def followed(connection: ServiceConnection, tuning_id: str, after: int) -> Itera
         except ServiceError as refusal:
             if not worth_another(refusal, repeatable=True):
                 raise
-            why = refusal.message
-        connection.sleep(pause_seconds(failures))
+            refused = refusal
         failures += 1
-    raise unreachable(connection.address, why)
+        if failures == connection.attempts:
+            raise refused or unreachable(connection.address, why)
+        connection.sleep(pause_seconds(failures - 1, refused))
 
 
 def so_far(connection: ServiceConnection, tuning_id: str, after: int) -> Iterator[ServiceEvent]:

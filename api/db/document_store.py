@@ -1,6 +1,5 @@
 """Documents in the database: stored once under the hash of their content."""
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from autosync.bundled_data import data_file
 from autosync.cluster import Cluster
 from autosync.cluster.cluster_file import bundled_clusters
 from autosync.cluster.cluster_file import load_cluster as load_cluster_file
-from autosync.documents import LARGEST_COUNT, from_json, to_json
+from autosync.documents import LARGEST_COUNT, from_json, text_hash, to_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
@@ -80,7 +79,7 @@ def graph_row(graph: ModelGraph) -> DocumentRow:
             )
     document = to_json(graph)
     columns = {
-        "id": _hash(document),
+        "id": text_hash(document),
         "bundled": _is_bundled_graph(graph),
         "name": graph.name,
         "batch_size": graph.batch_size,
@@ -104,7 +103,7 @@ def cluster_row(cluster: Cluster) -> DocumentRow:
         )
     document = to_json(cluster)
     columns = {
-        "id": _hash(document),
+        "id": text_hash(document),
         "bundled": _is_bundled_cluster(cluster),
         "name": cluster.name,
         "nodes": len(cluster.nodes),
@@ -140,7 +139,7 @@ def insert_rows(session: Session, rows: Iterable[DocumentRow]) -> bool:
 def store_strategy(session: Session, strategy: Strategy, domain: Domain) -> str:
     """The hash of the document as it is, name included: `load_strategies` gives back the same."""
     document = to_json(strategy)
-    key = _hash(document)
+    key = text_hash(document)
     insert_or_lock(
         session,
         StrategyRow,
@@ -213,8 +212,3 @@ def _is_bundled_cluster(cluster: Cluster) -> bool:
     if cluster.name not in bundled_clusters():
         return False
     return cluster == load_cluster_file(data_file("clusters", f"{cluster.name}.yaml"))
-
-
-def _hash(document: str) -> str:
-    """As `autosync.documents.content_hash`, of a document that is canonical JSON already."""
-    return hashlib.sha256(document.encode()).hexdigest()[:32]

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session, undefer
 
 from autosync.api.db.database import Database
@@ -17,7 +18,7 @@ from autosync.api.db.document_store import (
     load_strategies,
     store_strategy,
 )
-from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, TrialRow, TuningRow
+from autosync.api.db.tables import ACTIVE, EventRow, ProposalRow, StrategyRow, TrialRow, TuningRow
 from autosync.api.engine.phases import PHASES
 from autosync.api.engine.strategy_summaries import add_summary, update_summary
 from autosync.cancellation import Cancelled
@@ -28,6 +29,14 @@ from autosync.search.loop.outcome import TuningEvent, strategy_id
 from autosync.search.loop.tuning_store import Candidate, Phase, Proposal, Store
 from autosync.strategy import Strategy
 from autosync.trials.contract import MeasuredTimeline, TrialError, TrialResult
+from autosync.units import MIB
+
+Query = TypeVar("Query", bound=Select[Any])
+
+PART_BYTES = 8 * MIB
+"""Of the documents that a worker of a service gets at once: a few of the largest models."""
+PART_ROWS = 32
+"""Whose bytes are counted for one part."""
 
 
 class LeaseLost(AutosyncError):
@@ -76,16 +85,18 @@ class DatabaseStore:
         self._strategies: dict[str, Strategy] = {}  # documents never change: parsed once
         self._domain: Domain | None = None
 
-    def proposals(self) -> Sequence[Proposal]:
+    def proposals(self, first: int = 0, most: int | None = None) -> Sequence[Proposal]:
+        """Those from position `first` on, so many of them; by default all."""
         with self.database.reading() as session:
-            rows = read_proposals(session, self.tuning_id)
+            rows = read_proposals(session, self.tuning_id, first, most)
             unknown = {row.strategy_hash for row in rows} - self._strategies.keys()
             self._strategies |= load_strategies(session, unknown)
             return [proposal_of(row, self._strategies[row.strategy_hash]) for row in rows]
 
-    def trials(self) -> Sequence[TrialResult]:
+    def trials(self, first: int = 0, most: int | None = None) -> Sequence[TrialResult]:
+        """As `proposals`."""
         with self.database.reading() as session:
-            return [trial_of(row) for row in read_trials(session, self.tuning_id)]
+            return [trial_of(row) for row in read_trials(session, self.tuning_id, first, most)]
 
     def propose(self, proposals: Sequence[Proposal]) -> None:
         """Raises Cancelled where the tuning is to pause."""
@@ -186,15 +197,50 @@ def check_fence(tuning: TuningRow, fence: int) -> None:
         )
 
 
-def read_proposals(session: Session, tuning_id: str) -> Sequence[ProposalRow]:
-    query = select(ProposalRow).where(ProposalRow.tuning_id == tuning_id)
-    return session.scalars(query.order_by(ProposalRow.position)).all()
+def read_proposals(
+    session: Session, tuning_id: str, first: int = 0, most: int | None = None
+) -> Sequence[ProposalRow]:
+    """Those from position `first` on, so many of them; by default all."""
+    return session.scalars(_part(select(ProposalRow), ProposalRow, tuning_id, first, most)).all()
 
 
-def read_trials(session: Session, tuning_id: str) -> Sequence[TrialRow]:
-    query = select(TrialRow).where(TrialRow.tuning_id == tuning_id)
-    whole = query.order_by(TrialRow.position).options(undefer(TrialRow.timeline))
-    return session.scalars(whole).all()
+def read_trials(
+    session: Session, tuning_id: str, first: int = 0, most: int | None = None
+) -> Sequence[TrialRow]:
+    """As `read_proposals`."""
+    whole = select(TrialRow).options(undefer(TrialRow.timeline))
+    return session.scalars(_part(whole, TrialRow, tuning_id, first, most)).all()
+
+
+def next_part(session: Session, tuning_id: str, first: int) -> tuple[int, int]:
+    """How many proposals and trials from position `first` on a worker of a service gets at once: as
+    many as have PART_BYTES of documents, but one at least. And how many bytes these have."""
+    of_proposals = (
+        select(func.length(StrategyRow.document))
+        .select_from(ProposalRow)
+        .join(StrategyRow, StrategyRow.hash == ProposalRow.strategy_hash)
+    )
+    of_trials = select(func.length(TrialRow.timeline))
+    strategies = session.scalars(_part(of_proposals, ProposalRow, tuning_id, first, PART_ROWS))
+    timelines = session.scalars(_part(of_trials, TrialRow, tuning_id, first, PART_ROWS))
+    count = size_bytes = 0
+    for strategy, timeline in zip_longest(strategies.all(), timelines.all(), fillvalue=0):
+        together = strategy + (timeline or 0)  # most trials have no timeline
+        if count and size_bytes + together > PART_BYTES:
+            break
+        count, size_bytes = count + 1, size_bytes + together
+    return count, size_bytes
+
+
+def _part(
+    query: Query,
+    table: type[ProposalRow] | type[TrialRow],
+    tuning_id: str,
+    first: int,
+    most: int | None,
+) -> Query:
+    later = query.where(table.tuning_id == tuning_id, table.position >= first)
+    return later.order_by(table.position).limit(most)
 
 
 def proposal_of(row: ProposalRow, strategy: Strategy) -> Proposal:

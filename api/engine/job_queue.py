@@ -242,6 +242,22 @@ def is_held(tuning: TuningRow, now: float) -> bool:
     return tuning.state in ACTIVE and (tuning.lease_until or 0.0) >= now
 
 
+def end_abandoned(database: Database) -> None:
+    """End the tunings that were cancelled and whose workers are gone: there may be no other worker
+    to end them. Looks first: on SQLite who writes waits for other writers."""
+    abandoned = and_(JobRow.state == "cancelling", JobRow.lease_until < now_seconds())
+    with database.reading() as session:
+        if session.scalars(select(JobRow.id).where(abandoned).limit(1)).first() is None:
+            return
+    with database.writing() as session:
+        session.execute(
+            update(JobRow)
+            .where(abandoned)
+            .values(state="cancelled", lease_until=None, finished_at=now_seconds())
+            .execution_options(synchronize_session=False)
+        )
+
+
 def expire(database: Database, held: Claim) -> None:
     """End the lease of a claim whose worker is known to be dead: anyone may go on at once."""
     with database.writing() as session:

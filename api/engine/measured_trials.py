@@ -22,7 +22,7 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
-from autosync.cluster import Cluster
+from autosync.cluster import Backend, Cluster
 from autosync.documents import content_hash, from_json
 from autosync.domain import Domain, Optimizer, Profile
 from autosync.errors import AutosyncError
@@ -54,6 +54,7 @@ class MeasuredTrial:
     byte_scale: float
     time_scale: float
     compute: str
+    device: str
     strategy_hash: str
     found: bool
     iteration_seconds: tuple[float, ...]
@@ -124,6 +125,7 @@ def _newest_trials(database: Database) -> Iterator[MeasuredTrial]:
         TrialRow.byte_scale,
         TrialRow.time_scale,
         TuningRow.compute,
+        TuningRow.compute_device,
         ProposalRow.strategy_hash,
         ProposalRow.origin,
         TrialRow.iteration_seconds,
@@ -158,6 +160,7 @@ def _newest_trials(database: Database) -> Iterator[MeasuredTrial]:
                 row.byte_scale,
                 row.time_scale,
                 row.compute,
+                row.compute_device,
                 row.strategy_hash,
                 row.origin in FOUND_BY_SEARCH,
                 tuple(row.iteration_seconds),
@@ -244,14 +247,18 @@ class SourceTrials:
 
 def source_trials(measured: MeasuredTrials) -> list[SourceTrials]:
     """For each of the circumstances under which enough strategies were measured, in the order of
-    the first trial."""
+    the first trial. What gloo sent in host memory on a cluster of NCCL is left out."""
     families: dict[str, str] = {}
+    backends: dict[str, Backend] = {}
     seconds: dict[Circumstances, dict[str, Seconds]] = {}
     found: dict[Circumstances, set[str]] = defaultdict(set)
     for trial in measured.trials:
         key = trial.domain_id
         if key not in families:
-            families[key] = family_of(measured.domain(key))
+            domain = measured.domain(key)
+            families[key], backends[key] = family_of(domain), domain.cluster.backend
+        if backends[key] == "nccl" and trial.device == "cpu":
+            continue
         where = Circumstances(
             families[key],
             trial.host,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy.exc import OperationalError
 
 from autosync.api.db.database import Database, connect
+from autosync.api.db.schema_migration import current_revision
 from autosync.api.engine import job_queue
 from autosync.api.engine.database_store import LeaseLost, TuningStore
 from autosync.api.engine.domain_measurement import with_measured_costs, with_measured_kernels
@@ -22,7 +23,7 @@ from autosync.api.engine.tuning_answer import answer_of
 from autosync.api.engine.work_queue import DatabaseQueue, WorkQueue
 from autosync.api.engine.worker_registry import registered, visible_gpus
 from autosync.cancellation import Cancelled, check_cancelled
-from autosync.errors import AutosyncError
+from autosync.errors import AutosyncError, NotSupported
 from autosync.search.loop.outcome import TuningEvent
 from autosync.search.loop.tuning_loop import tune
 from autosync.search.loop.tuning_store import Phase, Store
@@ -58,6 +59,9 @@ def work(
     trains: also the next versions of the simulator, one at a time, beside its tunings. keep_days:
     between tunings, removes what ended longer ago (`retention`); None keeps all. launchers: takes
     tunings of these alone; by default of all that are set up here.
+
+    Raises:
+        NotSupported: the database was upgraded meanwhile.
     """
     database = connect(url)
     upkeep = Upkeep(database, this_worker(), stop, trains, keep_days, lease_seconds)
@@ -98,6 +102,7 @@ def work_off(
             while not stop.is_set():
                 try:
                     if upkeep is not None:
+                        upkeep.refuse_other_schema()
                         upkeep.prune_when_due()
                     held = queue.claim(name, lease_seconds, can)
                     away = False
@@ -124,7 +129,8 @@ def this_worker() -> str:
 
 @dataclass
 class Upkeep:
-    """What a worker of a database does between its tunings (`work` says when)."""
+    """What a worker of a database does between its tunings (`work` says when). revision: of the
+    database's schema, when the worker began."""
 
     database: Database
     worker: str
@@ -134,6 +140,23 @@ class Upkeep:
     lease_seconds: float
     training: threading.Thread | None = None
     prune_at: float = 0.0
+    revision: str | None = None
+
+    def refuse_other_schema(self) -> None:
+        """Raises NotSupported: another version of AutoSync has upgraded the database, and this one
+        would fail tunings that it cannot read. OperationalError: the database is away."""
+        with self.database.reading() as session:
+            revision = current_revision(session.connection())
+        self.revision = self.revision or revision
+        if revision != self.revision:
+            self.stop.set()  # for a training beside, which would put what it learned into use
+            raise NotSupported(
+                f"the database has schema revision {revision}, and had {self.revision} when this "
+                "worker began.",
+                thing="database",
+                value=revision,
+                remedy="Install the version of AutoSync that upgraded it, and start the worker.",
+            )
 
     def prune_when_due(self) -> None:
         """Raises OperationalError: the database is away."""

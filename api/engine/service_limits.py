@@ -58,7 +58,7 @@ class ServiceLimits:
     proposals: int = _limit(1_000_000, "proposals that a tuning samples in a round")
     ranks: int = _limit(64, "ranks of the cluster that a tuning runs on")
     minutes: int = _limit(480, "minutes that workers spend on a tuning")
-    queued: int = _limit(50, "tunings of one client that wait for a worker")
+    queued: int = _limit(50, "tunings of one client that wait for a worker or are paused")
     nodes: int = _limit(1_024, "nodes of a cluster that is posted")
     devices: int = _limit(8_192, "devices of a cluster that is posted")
     operations: int = _limit(20_000, "operations of a graph that is posted")

@@ -45,8 +45,8 @@ NAME_OF_VERSION = "version-{}"
 
 
 def version_in_use(session: Session) -> int:
-    """The number of the last one promoted that this version of AutoSync can read; the bundled one
-    where there is none."""
+    """The number of the last one promoted; the bundled one where there is none, or this version of
+    AutoSync cannot read it."""
     from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
 
     query = (

@@ -167,7 +167,8 @@ def check_queue(session: Session, client: str, limits: ServiceLimits) -> None:
     waiting, most = job_queue.waiting_of(session, client), limits.queued
     if waiting >= most:
         raise TryLater(
-            f"{waiting} of your tunings wait for a worker; this service queues {most} of a client.",
+            f"{waiting} of your tunings wait for a worker or are paused; this service keeps {most} "
+            "of a client.",
             thing="queued",
             remedy=f"Wait until some have begun, or cancel some. {how_to_raise('queued')}",
             retry_seconds=QUEUE_RETRY_SECONDS,

@@ -7,7 +7,7 @@ from autosync.api.db.database import Database, now_seconds
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import FINAL, EventRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue
-from autosync.api.engine.database_store import add_event
+from autosync.api.engine.database_store import add_event, check_fence
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
 from autosync.api.engine.simulator_store import lock_simulator, lock_usable_version
@@ -74,7 +74,7 @@ def resume(database: Database, tuning_id: str, limits: ServiceLimits = UNLIMITED
             lock_simulator(session, tuning.simulator)
             tuning.archived, tuning.error, tuning.finished_at = False, None, None
             tuning.held_seconds = 0.0  # it has all its time before it
-            _replace_removed_version(session, tuning)
+            _replace_unusable_version(session, tuning)
         tuning.state = "running" if before == "pausing" else "queued"
         return tuning.state
 
@@ -91,7 +91,16 @@ def refuse_hopeless(session: Session, held: Claim) -> None:
         raise job_queue.keeps_dying(held)
 
 
-def _replace_removed_version(session: Session, tuning: TuningRow) -> None:
+def use_readable_version(database: Database, held: Claim) -> None:
+    """Let the version of the simulator in use rank a tuning that waited for its worker while
+    AutoSync was upgraded, where its own version reads features of before. Raises LeaseLost."""
+    with database.writing() as session:
+        tuning = session.get_one(TuningRow, held.job_id, with_for_update=True)
+        check_fence(tuning, held.fence)
+        _replace_unusable_version(session, tuning)
+
+
+def _replace_unusable_version(session: Session, tuning: TuningRow) -> None:
     before = tuning.simulator_version
     if before is None or (usable := lock_usable_version(session, before)) == before:
         return

@@ -75,7 +75,9 @@ def usual_scales(
 def same_tuning(asked: Domain, stored: Domain, compute: ComputeKind) -> bool:
     """Whether a tuning that was asked for `asked` may have come to `stored`, by measuring what
     messages cost and, where its compute is kernels, what these take."""
-    costs = asked.cluster.costs and stored.cluster.costs
+    given, cluster = asked.cluster, stored.cluster
+    if cluster.costs and not given.costs:  # a probe told these three
+        sends = given.link_seconds_per_send
+        cluster = replace(cluster, costs=(), curves=given.curves, link_seconds_per_send=sends)
     profile = asked.profile if compute == "kernels" else stored.profile
-    cluster = replace(stored.cluster, costs=costs)
     return replace(stored, cluster=cluster, profile=profile).id == asked.id

@@ -275,7 +275,7 @@ def _store(
             session.add(SimulatorPromotionRow(number=number))
         session.flush()
         prune_versions(session)
-    log.info("version %d: %s", number, "in use" if promoted else "not better: kept aside")
+    log.info("version %d: %s", number, "in use" if promoted else "kept aside")
 
 
 def _files(session: Session, number: int) -> tuple[CheckpointCard, bytes]:

@@ -10,7 +10,7 @@ from autosync.api.engine.leases import EndReason
 from autosync.api.engine.simulator_store import simulator_of
 from autosync.api.engine.submission import load_request
 from autosync.api.engine.tuning_answer import TuningAnswer, outcome_row
-from autosync.api.engine.tuning_control import refuse_hopeless
+from autosync.api.engine.tuning_control import refuse_hopeless, use_readable_version
 from autosync.api.engine.tuning_request import TuningRequest
 from autosync.simulator.simulator_contract import Simulator
 
@@ -90,6 +90,7 @@ class DatabaseQueue:
         job_queue.finish(self.database, held, outcome_row(held.job_id, answer))
 
     def request(self, held: Claim) -> TuningRequest:
+        use_readable_version(self.database, held)
         with self.database.reading() as session:
             refuse_hopeless(session, held)
             return load_request(session, held.job_id)

@@ -1,6 +1,7 @@
 """The service: REST API and dashboard over one database."""
 
 import asyncio
+import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,6 +16,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.routing import BaseRoute
 
 from autosync.api.db.database import Database, connect
+from autosync.api.engine.job_queue import end_abandoned
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
 from autosync.api.http import openapi, problems
 from autosync.api.http.access.access_rules import Access
@@ -72,10 +74,13 @@ PAGES = (
 ROUTERS = (*API, *PAGES, service_routes.open_router, pages.login_router)
 HEALTH_CONNECTIONS = 2
 """Of their own, which no other request can hold."""
+UPKEEP_SECONDS = 15.0
+"""Between two looks for tunings that were cancelled and whose workers are gone."""
 GRACE_SECONDS = 1
 """On shutdown, event streams that are still open are cut off after this."""
 STARTUP_FAILURE = 3
 """Exit code of a server that did not start: uvicorn's own, whose place depends on its version."""
+log = logging.getLogger(__name__)
 
 
 def create_app(
@@ -99,10 +104,13 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # made once, and not within the first request
         await run_in_threadpool(warm_up, database, root_path)
+        keeping_up = asyncio.create_task(keep_up(database))
         yield
+        keeping_up.cancel()
         app.state.feed.close()
         if processes is not None:
             processes.close()
+        await asyncio.wait([keeping_up])  # its thread may have a connection
         health_database.close()
         database.close()
 
@@ -171,6 +179,20 @@ def warm_up(database: Database, root_path: str = "") -> None:
         for tuning in reports.tunings(session, 1, None, TuningFilter(archived=False)).items:
             reports.ranked_strategies(session, tuning.id, 1)
             reports.trials(session, tuning.id, 1)
+
+
+async def keep_up(database: Database) -> None:
+    """Until it is cancelled; waits first. Says once that the database is away."""
+    away = False
+    while True:
+        await asyncio.sleep(UPKEEP_SECONDS)
+        try:
+            await run_in_threadpool(end_abandoned, database)
+            away = False
+        except Exception as error:  # it may come back
+            if not away:
+                log.warning("cancelled tunings without a worker are not ended: %s", error)
+            away = True
 
 
 class ServiceServer(uvicorn.Server):

@@ -8,17 +8,15 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -35,12 +33,12 @@ from autosync.api.db.tables import (
     TrialRow,
     TuningRow,
 )
+from autosync.api.engine.database_store import next_part
 from autosync.api.http.access.guard import authorized, check_scope, methods_of, refusal_for
 from autosync.api.http.answer_processes import CLIENT_LEFT, AnswerProcesses, Lane
+from autosync.api.http.document_sizes import cluster_size, graph_size
 from autosync.api.http.routes.pages import LIKE
-from autosync.cluster.cluster_file import bundled_clusters, load_cluster
 from autosync.errors import AutosyncError
-from autosync.models import bundled, is_bundled
 
 SMALL_JSON_BYTES = 128 * 1024
 """Of JSON that is parsed in the service: some 10 ms. Most bundled models are smaller."""
@@ -85,7 +83,7 @@ def _posted_yaml(database: Database, given: Mapping[str, str], body: bytes) -> L
 def _posted_log(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     """Lines of a log take as long as JSON of their bytes; the cluster that it names is parsed."""
     with database.reading() as session:
-        cluster_bytes, _ = _cluster_size(session, given["cluster_id"])
+        cluster_bytes, _ = cluster_size(session, given["cluster_id"])
     return Load(json_bytes=len(body) + cluster_bytes)
 
 
@@ -112,7 +110,7 @@ def _started_by_form(database: Database, given: Mapping[str, str], body: bytes) 
         return Load(json_bytes=SMALL_JSON_BYTES + 1)
     fields = dict(parse_qsl(body.replace(b";", b"&").decode("utf-8", "replace")))
     named = _named(database, fields)
-    like = _of_tuning(database, {"tuning_id": fields.get(LIKE, "")}, body)
+    like = _of_request(database, {"tuning_id": fields.get(LIKE, "")}, body)
     return Load(named.json_bytes + like.json_bytes, work=named.work + like.work)
 
 
@@ -120,8 +118,8 @@ def _named(database: Database, asked: Mapping[str, object]) -> Load:
     """A graph and a cluster by name or id; what is not there is refused where it is looked for."""
     graph, cluster = str(asked.get("graph", "")), str(asked.get("cluster", ""))
     with database.reading() as session:
-        json_bytes, variables = _graph_size(session, graph)
-        cluster_bytes, devices = _cluster_size(session, cluster)
+        json_bytes, variables = graph_size(session, graph)
+        cluster_bytes, devices = cluster_size(session, cluster)
     return Load(json_bytes + cluster_bytes, work=variables * devices)
 
 
@@ -144,10 +142,18 @@ def _of_tuning(database: Database, given: Mapping[str, str], body: bytes) -> Loa
     return Load(int(domain_bytes or 0) + int(space_bytes or 0), work=int(work or 0))
 
 
+def _of_request(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """As `_of_tuning`, with the earlier trials that it was given."""
+    of_tuning = _of_tuning(database, given, body)
+    earlier = select(func.length(TuningRow.earlier)).where(TuningRow.id == _id(given["tuning_id"]))
+    with database.reading() as session:
+        json_bytes = of_tuning.json_bytes + int(session.scalar(earlier) or 0)
+    return replace(of_tuning, json_bytes=json_bytes)
+
+
 def _of_strategies(database: Database, given: Mapping[str, str], body: bytes) -> Load:
-    """As `_of_tuning`, with all strategies of the tuning, what its trials recorded, and the earlier
-    trials that it was given."""
-    of_tuning, tuning_id = _of_tuning(database, given, body), _id(given["tuning_id"])
+    """As `_of_request`, with all strategies of the tuning and what its trials recorded."""
+    of_request, tuning_id = _of_request(database, given, body), _id(given["tuning_id"])
     strategies = (
         select(func.sum(func.length(StrategyRow.document)))
         .select_from(StrategyRow)
@@ -156,17 +162,23 @@ def _of_strategies(database: Database, given: Mapping[str, str], body: bytes) ->
     )
     timelines = select(func.sum(func.length(TrialRow.timeline)))
     recorded = timelines.where(TrialRow.tuning_id == tuning_id)
-    earlier = select(func.length(TuningRow.earlier)).where(TuningRow.id == tuning_id)
-    queries: list[Select[Any]] = [strategies, recorded, earlier]
     with database.reading() as session:
-        json_bytes = sum(int(session.scalar(each) or 0) for each in queries)
-    return Load(of_tuning.json_bytes + json_bytes, work=of_tuning.work)
+        json_bytes = sum(int(session.scalar(each) or 0) for each in (strategies, recorded))
+    return replace(of_request, json_bytes=of_request.json_bytes + json_bytes)
+
+
+def _of_part(database: Database, given: Mapping[str, str], body: bytes) -> Load:
+    """Of the strategies and trials that a worker gets at once."""
+    number = given.get("first", "")
+    first = int(number) if number.isdecimal() and len(number) < 10 else 0  # else refused later
+    with database.reading() as session:
+        return Load(json_bytes=next_part(session, _id(given["tuning_id"]), first)[1])
 
 
 def _of_home(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     """The tuning, if one is named, that the form is filled in from."""
     like = given.get(LIKE, "")
-    return _of_tuning(database, {"tuning_id": like}, body) if like else Load()
+    return _of_request(database, {"tuning_id": like}, body) if like else Load()
 
 
 def _id(text: str) -> str:
@@ -182,41 +194,12 @@ def _proposed(database: Database, given: Mapping[str, str], body: bytes) -> Load
 
 def _of_model(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     with database.reading() as session:
-        return Load(json_bytes=_graph_size(session, given["name"])[0])
+        return Load(json_bytes=graph_size(session, given["name"])[0])
 
 
 def _of_cluster(database: Database, given: Mapping[str, str], body: bytes) -> Load:
     with database.reading() as session:
-        return Load(json_bytes=_cluster_size(session, given["name"])[0])
-
-
-def _graph_size(session: Session, name: str) -> tuple[int, int]:
-    """Bytes of its document, and its variables; 0 bytes where it is bundled."""
-    if is_bundled(name):
-        return 0, _bundled_variables(name)
-    if not name.isalnum():
-        return 0, 0
-    query = select(func.length(GraphRow.document), GraphRow.variables)
-    return tuple(session.execute(query.where(GraphRow.id == name)).one_or_none() or (0, 0))
-
-
-def _cluster_size(session: Session, name: str) -> tuple[int, int]:
-    if name in bundled_clusters():
-        return 0, _bundled_devices(name)
-    if not name.isalnum():
-        return 0, 0
-    query = select(func.length(ClusterRow.document), ClusterRow.world_size)
-    return tuple(session.execute(query.where(ClusterRow.id == name)).one_or_none() or (0, 0))
-
-
-@cache
-def _bundled_variables(name: str) -> int:
-    return len(bundled(name, None).variables)
-
-
-@cache
-def _bundled_devices(name: str) -> int:
-    return load_cluster(name).world_size
+        return Load(json_bytes=cluster_size(session, given["name"])[0])
 
 
 READING: dict[tuple[str, str], LoadOf] = {
@@ -241,7 +224,8 @@ READING: dict[tuple[str, str], LoadOf] = {
         )
     },
     ("POST", "/v1/queue/claims/{tuning_id}/{fence}/proposals"): _proposed,
-    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_strategies,
+    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/work"): _of_request,
+    ("GET", "/v1/queue/claims/{tuning_id}/{fence}/trials"): _of_part,
     ("GET", "/"): _of_home,
     ("GET", "/models/{name}"): _of_model,
     ("GET", "/clusters/{name}"): _of_cluster,

@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
 from autosync.api.engine.tuning_answer import TuningAnswer
+from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.http.access.browser import FORM_HEADER, SESSION_COOKIE
 from autosync.api.http.problems import STATUSES
 from autosync.api.prediction_spec import (
@@ -19,7 +20,7 @@ from autosync.api.prediction_spec import (
 )
 from autosync.api.spec import KeyScope, TuningSpec
 from autosync.api.views.schemas import Problem
-from autosync.api.views.work_schemas import ProposedTrials, TuningWork
+from autosync.api.views.work_schemas import EarlierWork, ProposedTrials
 from autosync.bundle import Bundle
 from autosync.cluster import Cluster
 from autosync.documents import json_schema
@@ -56,7 +57,7 @@ DOCUMENTS: dict[str, type[Any]] = {
         TuningSpec,
     )
 }
-OF_WORKERS = (ProposedTrials, TuningAnswer, TuningWork)
+OF_WORKERS = (EarlierWork, ProposedTrials, TuningAnswer, TuningRequest)
 """Only workers and the service exchange them."""
 DESCRIPTION = """Give it a model and a cluster; it answers with the fastest exact way to keep the
 replicas of a data-parallel training job in step, ranked and measured.

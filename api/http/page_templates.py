@@ -25,7 +25,7 @@ from autosync.api.views.glossary import meanings
 from autosync.api.views.prediction_errors import FEWEST_MEASURED
 from autosync.api.views.rankings import RankingFilter
 from autosync.api.views.reports import TuningFilter
-from autosync.api.views.tuning_schemas import SETTLED_SPREAD, is_settled
+from autosync.api.views.tuning_schemas import SETTLED_SPREAD
 from autosync.environment import own_version
 from autosync.strategy_description import method
 from autosync.units import (
@@ -124,7 +124,7 @@ def _templates(root_path: str) -> Jinja2Templates:
     templates.env.globals["root_path"] = root_path
     templates.env.globals["version"] = own_version()
     templates.env.globals |= {"form_field": FORM_FIELD, "form_header": FORM_HEADER}
-    templates.env.globals |= {"meanings": meanings(), "is_settled": is_settled}
+    templates.env.globals |= {"meanings": meanings()}
     templates.env.globals |= {"settled_spread": SETTLED_SPREAD, "fewest_measured": FEWEST_MEASURED}
     filters = {
         "ms": milliseconds,

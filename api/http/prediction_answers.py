@@ -13,6 +13,7 @@ from autosync.api.prediction_spec import CompareSpec, PredictionSpec, RankSpec, 
 from autosync.api.views.schemas import (
     ComparedCluster,
     ComparedClusters,
+    LeftOutCluster,
     PredictedStrategies,
     PredictedStrategy,
 )
@@ -65,6 +66,7 @@ def predicted_strategies(
         calibrate,
         compute_is_known,
     )
+    from autosync.extensions.placement.proposals import can_be_placed
     from autosync.simulator.limit import iteration_limit
 
     alone = ranked_domain(session, body)
@@ -72,6 +74,9 @@ def predicted_strategies(
     check_work([alone], predictor, body.proposals, limits)
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))
     domain = calibration.domain
+    warnings = list(calibration.warnings)
+    if body.space.placement and not can_be_placed(domain, body.space):
+        warnings.append("no modules are placed: that takes all-reduces, and a cluster on gloo")
     ranked, ddp = _ranked(body, domain, body.space, predictor, limit)
     shown = ranked[: body.top]
     (*ranges, ddp_range), peaks = _ranges(calibration, [*shown, ddp])
@@ -100,7 +105,7 @@ def predicted_strategies(
         ddp_seconds=ddp_range.seconds,
         limit_seconds=iteration_limit(domain, body.space).seconds,
         constants=calibration.name,
-        warnings=list(calibration.warnings),
+        warnings=warnings,
         placements_cut=limit.placements_cut,
         items=items,
     )
@@ -111,22 +116,30 @@ def compared_clusters(
 ) -> ComparedClusters:
     """
     Raises:
-        NotFound, InvalidInput: as `domain_named` and `check_work`. NotSupported: it takes too long.
+        NotFound, InvalidInput: as `domain_named` and `check_work`; or none holds the model.
+        NotSupported: it takes too long.
     """
     from autosync.api.engine.simulator_store import simulator_of
 
     predictor = simulator_of(session, body.simulator)
     domains = [domain_named(session, body, rented.cluster) for rented in body.clusters]
     check_work(domains, predictor, body.proposals, limits)
-    items = [
-        _compared(body, domain, rented, predictor, limit)
-        for domain, rented in zip(domains, body.clusters, strict=True)
-    ]
+    items: list[ComparedCluster] = []
+    left_out: list[LeftOutCluster] = []
+    for domain, rented in zip(domains, body.clusters, strict=True):
+        try:
+            items.append(_compared(body, domain, rented, predictor, limit))
+        except InvalidInput as error:
+            if error.thing != "memory" or len(left_out) == len(domains) - 1:
+                raise
+            left_out.append(LeftOutCluster(requested=rented.cluster, reason=error.message))
     if all(item.cost_per_million_samples is not None for item in items):
         items.sort(key=lambda item: item.cost_per_million_samples or 0.0)
     else:
         items.sort(key=lambda item: -item.samples_per_second)
-    return ComparedClusters(graph=body.graph, simulator=body.simulator, items=items)
+    return ComparedClusters(
+        graph=body.graph, simulator=body.simulator, items=items, left_out=left_out
+    )
 
 
 def _compared(
@@ -146,6 +159,7 @@ def _compared(
     cost = rented.cost_per_hour
     return ComparedCluster(
         cluster=domain.cluster.name,
+        requested=rented.cluster,
         world_size=domain.world_size,
         predicted_seconds=around.seconds,
         low_seconds=around.low_seconds,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.exc import DatabaseError, DataError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
@@ -33,7 +33,7 @@ REMEDIES = {
     413: "Graphs, clusters and trained simulators are uploaded, never a model's weights.",
 }
 STATUSES = {
-    400: "Refused: the body is no JSON",
+    400: "Refused: the body cannot be read",
     401: "Not authorized: a key is missing or wrong",
     403: "Not allowed: a scope that is too low, an unknown host, or a page of another site",
     404: "Not found",
@@ -55,7 +55,8 @@ Page = Callable[[Request, dict[str, Any]], Response]
 
 
 def install(app: FastAPI, page: Page) -> None:
-    """page: shows a problem to someone who looks at the dashboard with a browser."""
+    """page: shows a problem to someone who looks at the dashboard with a browser. Who comes to the
+    address that a form is sent to, as after a log-in, is led to the page above it."""
     for kind, handler in (
         (AutosyncError, _refused),
         (RequestValidationError, _invalid),
@@ -74,6 +75,8 @@ def _for_reader(handler: Handler, page: Page) -> Handler:
         response = handler(request, error)
         if not is_for_reader(request):
             return response
+        if response.status_code == 405 and request.method == "GET":  # the address of a form alone
+            return RedirectResponse(request.scope["path"].rpartition("/")[0] or "/", 303)
         return page(request, json.loads(bytes(response.body)))
 
     return answer

@@ -7,10 +7,12 @@ from sqlalchemy.orm import Session
 from autosync.api.http.given_predictions import answer_all, strategies_to_predict
 from autosync.api.http.named_documents import domain_named
 from autosync.api.prediction_spec import ScaleSpec
-from autosync.api.views.prediction_ranges import calibrate, compute_is_known
+from autosync.api.views.prediction_ranges import ESTIMATED, calibrate, compute_is_known
 from autosync.api.views.schemas import ScaledJob, ScaledPoint
 from autosync.cluster.cluster_sizes import cluster_of_nodes
 from autosync.domain import Domain
+from autosync.simulator.cost.applied_constants import ESTIMATED_COMPUTE_SHARE
+from autosync.simulator.memory.peak_memory import device_memory_bytes, memory_of
 from autosync.simulator.scaling import ScalePoint, knee_of
 from autosync.simulator.simulator_contract import Simulator
 from autosync.units import counted
@@ -42,11 +44,20 @@ def _point(
     workers = [node for node in own.cluster.nodes if node.ranks]
     update, batches = own.profile.update_seconds, own.accumulate
     if nodes == 1 and workers[0].ranks == 1:  # no cluster: nothing is synchronized
-        factor = own.profile.factor_on(workers[0].devices[0])
+        device = workers[0].devices[0]
+        factor = own.profile.factor_on(device)
         computing = factor * own.profile.compute_seconds * batches + update
         price = workers[0].usd_per_hour or None
         rate = batches * own.batch_size / computing
-        return ScalePoint(1, 1, computing, computing, computing, rate, 1.0, "compute", price), []
+        measured = (own.profile.source, own.profile.device) == ("measured", device.type)
+        known = measured or compute_is_known(own, body)
+        width = 1.0 if known else 1.0 + ESTIMATED_COMPUTE_SHARE
+        low, high = computing / width, computing * width
+        point = ScalePoint(1, 1, computing, low, high, rate, 1.0, "compute", price)
+        warnings = [] if known else [ESTIMATED]
+        if (needed := memory_of(own).alone_bytes()) > device_memory_bytes(own)[0]:
+            warnings.append(_does_not_fit("the model", 1, needed))
+        return point, warnings
     alone = replace(own, cluster=cluster_of_nodes(own.cluster, nodes))
     computing = alone.compute_seconds * batches + update
     calibration = calibrate(alone, "auto", compute_is_known(alone, body))
@@ -65,8 +76,12 @@ def _point(
     )
     if found.fits:
         return point, found.warnings
-    short = (
-        f"{found.strategy} does not fit on {counted(nodes, 'node')}: a rank needs up to "
-        f"{found.predicted_peak_bytes / 1e9:.2f} GB, and not all devices have enough (predicted)"
-    )
+    short = _does_not_fit(found.strategy, nodes, found.predicted_peak_bytes)
     return point, [*found.warnings, short]
+
+
+def _does_not_fit(what: str, nodes: int, peak_bytes: float) -> str:
+    return (
+        f"{what} does not fit on {counted(nodes, 'node')}: a rank needs up to "
+        f"{peak_bytes / 1e9:.2f} GB, and not all devices have enough (predicted)"
+    )

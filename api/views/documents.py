@@ -15,9 +15,10 @@ from autosync.api.db.tables import ClusterRow, DomainRow, GraphRow, StrategyRow
 from autosync.api.views.paging import SortKey, sorted_page
 from autosync.api.views.schemas import BundledModel, Clusters, ClusterSummary, Graphs, GraphSummary
 from autosync.api.views.tuning_schemas import Tuning
+from autosync.bundled_data import data_file
 from autosync.cluster import MessageCost
-from autosync.cluster.cluster_file import bundled_clusters
-from autosync.documents import adapter, from_json
+from autosync.cluster.cluster_file import bundled_clusters, load_cluster
+from autosync.documents import adapter, from_json, to_json
 from autosync.domain import Profile
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.models import BUNDLED, bundled, is_bundled
@@ -97,12 +98,16 @@ def _bundled_models() -> tuple[BundledModel, ...]:
 
 
 def graph_document(session: Session, graph_id: str) -> str:
-    """The graph as JSON; raises NotFound."""
+    """The graph as JSON, a bundled one by its name; raises NotFound."""
+    if is_bundled(graph_id):
+        return to_json(bundled(graph_id, None))
     return stored(session, GraphRow, graph_id, "graph").document
 
 
 def cluster_document(session: Session, cluster_id: str) -> str:
-    """The cluster as JSON; raises NotFound."""
+    """The cluster as JSON, a bundled one by its name; raises NotFound."""
+    if cluster_id in bundled_clusters():
+        return to_json(load_cluster(data_file("clusters", f"{cluster_id}.yaml")))
     return stored(session, ClusterRow, cluster_id, "cluster").document
 
 

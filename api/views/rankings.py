@@ -30,7 +30,7 @@ from autosync.api.db.tables import (
 from autosync.api.views.paging import SortKey, check_state, one_page, read_cursor, sorted_page
 from autosync.api.views.prediction_errors import interval, prediction_errors
 from autosync.api.views.schemas import columns_of
-from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning
+from autosync.api.views.tuning_schemas import RankedStrategies, RankedStrategy, Tuning, is_settled
 from autosync.search.loop.outcome import DDP, paired_speedup, reporting_half
 
 _KEY = (StrategySummaryRow.sort_seconds, StrategySummaryRow.origin, StrategySummaryRow.position)
@@ -324,6 +324,7 @@ def _ranked(
                 "words": words,
                 "is_ddp": row.origin == DDP,
                 "is_baseline": base is not None and row.strategy_id == base.strategy_id,
+                "settled": is_settled(row.spread) and (base is None or is_settled(base.spread)),
             }
         )
         for rank, (row, words) in zip(ranks, rows, strict=True)

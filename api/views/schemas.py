@@ -195,8 +195,8 @@ class PredictedStrategy(PredictedInterval):
 class PredictedStrategies(BaseModel):
     """The fastest first. Predictions rank; a tuning measures. limit_seconds: of an iteration, which
     no strategy on this cluster beats. placements_cut: a request's time ended before all placements
-    that the space has were looked at; those found until then are listed. constants, warnings: as
-    of `GivenPrediction`."""
+    that the space has were looked at; those found until then are listed. constants, warnings: as of
+    `GivenPrediction`; the latter also say where modules may be placed but cannot be."""
 
     domain_id: str
     simulator: str
@@ -239,10 +239,12 @@ class GivenPredictions(BaseModel):
 
 class ComparedCluster(PredictedInterval):
     """A cluster with its best strategy by prediction. samples_per_second: over all devices.
+    requested: its id or name, as in the request: several clusters may have the name `cluster`.
     cost_per_million_samples: in the currency of `cost_per_hour`; null where none was given.
     warnings: as of `GivenPrediction`."""
 
     cluster: str
+    requested: str
     world_size: int
     predicted_seconds: float
     ddp_seconds: float
@@ -252,12 +254,20 @@ class ComparedCluster(PredictedInterval):
     warnings: list[str]
 
 
+class LeftOutCluster(BaseModel):
+    """One whose devices hold no strategy. requested: as of `ComparedCluster`."""
+
+    requested: str
+    reason: str
+
+
 class ComparedClusters(BaseModel):
     """The cheapest first, where all have a cost; else the fastest."""
 
     graph: str
     simulator: str
     items: list[ComparedCluster]
+    left_out: list[LeftOutCluster] = Field([], description="Their memory holds no strategy.")
 
 
 class ScaledPoint(PredictedInterval):

@@ -1,5 +1,6 @@
 """Trained simulators: those that are stored, their versions, trainings and cards."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -105,7 +106,8 @@ class SimulatorAccount:
     """A trained simulator's page. number: of its version; None where it was stored under a name of
     its own. version: how it was judged; None for the bundled one, too. tuning_id: the tuning at
     whose end it was trained. readable: whether this version of AutoSync can use it. size_bytes,
-    created_at: None for the bundled one."""
+    created_at: None for the bundled one. kept_parents: the card's parents that have pages; others
+    were removed."""
 
     name: str
     number: int | None
@@ -116,6 +118,7 @@ class SimulatorAccount:
     readable: bool
     size_bytes: int | None
     created_at: datetime | None
+    kept_parents: tuple[str, ...] = ()
 
     @property
     def bundled(self) -> bool:
@@ -137,6 +140,7 @@ def simulator_account(session: Session, name: str) -> SimulatorAccount:
     numbered = session.scalars(query).first()
     version = None if numbered is None else _version(session, numbered)
     training = session.get_one(SimulatorTrainingRow, version.training_id) if version else None
+    pages = _with_pages(session, card.parents)
     return SimulatorAccount(
         name=name,
         number=version.number if version else None,
@@ -147,12 +151,19 @@ def simulator_account(session: Session, name: str) -> SimulatorAccount:
         readable=card.feature_version == FEATURE_VERSION,
         size_bytes=row.size_bytes,
         created_at=datetime.fromtimestamp(row.created_at, UTC),
+        kept_parents=tuple(each for each in card.parents if each in pages),
     )
 
 
-def simulator_page(tuning: Tuning) -> str | None:
+def simulator_page(session: Session, tuning: Tuning) -> str | None:
     """Name of the page of the simulator that ranks for a tuning; None where it learned nothing
-    before (`timeline`)."""
+    before (`timeline`), or was removed since."""
+    name = tuning.simulator
     if tuning.simulator_version is not None:
-        return NAME_OF_VERSION.format(tuning.simulator_version)
-    return None if tuning.simulator in SIMULATORS else tuning.simulator
+        name = NAME_OF_VERSION.format(tuning.simulator_version)
+    return name if name in _with_pages(session, (name,)) else None
+
+
+def _with_pages(session: Session, names: Sequence[str]) -> set[str]:
+    stored = select(SimulatorRow.name).where(SimulatorRow.name.in_(names))
+    return {BUNDLED_NAME, *session.scalars(stored)}

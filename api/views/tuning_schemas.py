@@ -84,6 +84,12 @@ class TuningResult(ResponseModel):
         return what_happened(self.ddp_error)
 
     @property
+    def ddp_is_too_large(self) -> bool:
+        """Whether DDP ran in trials, which need less memory than training, but is predicted not to
+        fit: `confirm.conclude` has no other reason for an answer that is no faster than DDP."""
+        return not self.keep_ddp and self.ddp_seconds is not None and self.speedup <= 1.0
+
+    @property
     def keeps_baseline(self) -> bool:
         """Whether another design than DDP is the baseline, and nothing was faster beyond doubt."""
         equal = self.speedup_low == self.speedup == self.speedup_high == 1.0
@@ -166,6 +172,9 @@ class RankedStrategy(ResponseModel):
     speedup_low: float | None
     speedup_high: float | None
     confirmed: bool
+    settled: bool = Field(
+        True, description="Whether neither its iterations nor the baseline's spread too widely."
+    )
     is_ddp: bool
     is_baseline: bool
     trials: int

@@ -75,11 +75,23 @@ def _answer(what: str, result: TuningResult) -> tuple[str, str]:
         return _without_ddp(what, result)
     took = milliseconds(result.best_seconds)
     ddp = f"DDP takes {milliseconds(result.ddp_seconds)}"
+    if result.keep_ddp and not result.repeats:
+        return (
+            f"{what}: keep torch's DDP, nothing was confirmed",
+            f"The tuning ended before anything was repeated beside it; {ddp} an iteration in the "
+            f"search{_of_limit(result)}.",
+        )
     if result.keep_ddp:
         return (
             f"{what}: keep torch's DDP",
             f"No strategy was faster beyond doubt in {_repeats(result)}; {ddp} "
             f"an iteration{_of_limit(result)}.",
+        )
+    if result.ddp_is_too_large:
+        return (
+            f"{what}: torch's DDP is predicted not to fit into memory; the answer fits",
+            f"It takes {took} an iteration{_of_limit(result)}. In trials, which need less memory "
+            f"than training, {ddp}.",
         )
     return (
         f"{what} trains {result.speedup:.2f} times as fast as under torch's DDP",

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from autosync.api.engine.leases import EndReason
-from autosync.api.engine.tuning_request import TuningRequest
 from autosync.api.views.schemas import ResponseModel
 from autosync.documents import STRICT
 from autosync.search.loop.tuning_store import Proposal
@@ -95,10 +94,9 @@ class TrainedFiles(ResponseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class TuningWork:
-    """All that a worker needs to begin a tuning, or to go on with it."""
+class EarlierWork:
+    """A part of what a tuning proposed and measured before, each in its order."""
 
-    request: TuningRequest
     proposals: tuple[Proposal, ...]
     trials: tuple[TrialResult, ...]
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

@@ -24,6 +24,8 @@ def bus_share(operation: CollectiveOperation, ranks: int) -> float:
     return 1.0
 
 
+MOST_RANKS = 131_072
+"""Of one curve: eight on each of as many nodes as are predicted at most."""
 MOST_SIZES = 256
 """Of one curve: nccl-tests print 28 from 8 B to 1 GiB by doubling."""
 
@@ -70,8 +72,9 @@ class CollectiveCurve:
     def _problems(self) -> list[tuple[str, str]]:
         sizes, seconds = np.array(self.sizes_bytes), np.array(self.seconds)
         found = []
-        if not 1 <= self.nodes <= self.ranks or self.ranks < 2:
-            found.append(("ranks", "must be 2 or more, and as many as nodes or more"))
+        if not (1 <= self.nodes <= self.ranks and 2 <= self.ranks <= MOST_RANKS):
+            least = "must be 2 or more, and as many as nodes or more"
+            found.append(("ranks", f"{least}, at most {MOST_RANKS}"))
         if not 1 <= len(sizes) <= MOST_SIZES:
             found.append(("sizes_bytes", f"must be 1 to {MOST_SIZES} sizes, got {len(sizes)}"))
         if len(sizes) != len(seconds):

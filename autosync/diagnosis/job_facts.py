@@ -53,11 +53,12 @@ class DdpFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """compiled: whether the model is compiled as a whole. interface: that the backend takes, with
-    its Gbit/s where the system states it (None: it does not), or empty where it cannot be told, or
-    NCCL sends by RDMA ports; `others_gbps` is empty then, too.
-    others_gbps: of interfaces that are up, by name. nccl_sockets: NCCL's variables for sockets that
-    are set. far_port: of this rank's GPU, where its messages must take one."""
+    """compiled: whether the model is compiled as a whole; False where torch.compile is around DDP,
+    whose buckets split it. interface: that the backend takes, with its Gbit/s where the system
+    states it (None: it does not), or empty where it cannot be told, or NCCL sends by RDMA ports;
+    `others_gbps` is empty then, too. others_gbps: of interfaces that are up, by name. nccl_sockets:
+    NCCL's variables for sockets that are set. far_port: of this rank's GPU, where its messages must
+    take one."""
 
     rank: int
     host: str
@@ -81,11 +82,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def wrapping_of(model: nn.Module) -> Wrapping:
-    """How torch synchronizes the model, if it does."""
+    """How torch synchronizes the model, or modules of it, if it does."""
     inner = getattr(model, "_orig_mod", model)
-    if isinstance(inner, DistributedDataParallel):
-        return "ddp"
     kinds = {kind.__name__ for each in inner.modules() for kind in type(each).__mro__}
+    if "DistributedDataParallel" in kinds:
+        return "ddp"
     if "FullyShardedDataParallel" in kinds:
         return "fsdp1"
     return "fsdp2" if "FSDPModule" in kinds else "none"
@@ -93,7 +94,7 @@ def wrapping_of(model: nn.Module) -> Wrapping:
 
 def facts_of(model: nn.Module) -> JobFacts:
     """Of this rank, once torch.distributed is initialized and an iteration has run."""
-    inner = unwrapped(model)
+    inner, wrapping = unwrapped(model), wrapping_of(model)
     parameters = [p for p in inner.parameters() if p.requires_grad]
     device = parameters[0].device if parameters else torch.device("cpu")
     group = dist.group.WORLD
@@ -103,10 +104,10 @@ def facts_of(model: nn.Module) -> JobFacts:
     return JobFacts(
         dist.get_rank(),
         host_name(),
-        wrapping_of(model),
+        wrapping,
         device.type,
         backend,
-        is_compiled(model) or is_compiled(inner),
+        is_compiled(inner) or (wrapping != "ddp" and is_compiled(model)),
         sum(p.nbytes for p in parameters),
         _ddp_facts(getattr(model, "_orig_mod", model)),
         interface,

@@ -116,10 +116,10 @@ def _of_ddp(breakdown: Breakdown, facts: Sequence[JobFacts], passes: int) -> Ite
     if ddp.find_unused_parameters and not any(each.ddp and each.ddp.unused_bytes for each in facts):
         yield Mistake(
             "find_unused_parameters",
-            "find_unused_parameters=True, and every iteration used all parameters: DDP walks the "
-            "graph and reduces a map of used parameters for nothing.",
-            "Give DistributedDataParallel find_unused_parameters=False, or, where the graph never "
-            f"changes, static_graph=True. {BY_DISTRIBUTE}",
+            "find_unused_parameters=True, and the last iteration that DDP sampled used all: "
+            "DDP walks the graph and reduces a map of used parameters for nothing.",
+            "Where every batch uses all, give DistributedDataParallel find_unused_parameters=False "
+            f"(where the graph never changes, static_graph=True). {BY_DISTRIBUTE}",
         )
     if not ddp.gradient_as_bucket_view:
         size = bytes_in_words(facts[0].gradient_bytes)

@@ -243,7 +243,7 @@ class _SortedEvents:
             if ("::" in call.name or COMPILED in call.name)
             and not call.name.startswith(NOT_COMPUTE)
         ]
-        return union(inside)
+        return without(union(inside), union(self.input))  # its operators make the batch
 
     def collectives(self) -> list[TracedCollective]:
         if any(map(_is_nccl, self.kernels)):

@@ -32,12 +32,17 @@ def timed_iterations(run: RunIteration, count: int, device: torch.device) -> flo
     return (time.monotonic() - begun) / count
 
 
-def traced_iterations(run: RunIteration, count: int, device: torch.device) -> RankTrace:
-    """What the profiler records of `count` iterations on this rank."""
+def traced_iterations(
+    run: RunIteration, count: int, device: torch.device, warm_up: Callable[[], None]
+) -> RankTrace:
+    """What the profiler records of `count` iterations on this rank. warm_up: runs before them, once
+    the profiler has started, which may take seconds."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, record_shapes=True) as recorded:
+        warm_up()
+        wait_for_device(device)
         for number in range(count):
             with record_function(f"{STEP}{number}"):
                 run(number)

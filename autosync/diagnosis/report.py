@@ -41,9 +41,9 @@ WRAPPED = {
 
 @dataclass(frozen=True, slots=True)
 class Attainable:
-    """limit_seconds: of any exact strategy, with what ranks spend on input. tightest: `compute`,
-    `transfer` or `schedule`. best_seconds, ddp_seconds: predicted. best: the strategy's name.
-    simulator: that predicted."""
+    """All with the input of the slowest rank. limit_seconds: of any exact strategy. tightest:
+    `compute`, `compute and input`, `transfer` or `schedule`. best_seconds, ddp_seconds: predicted.
+    best: the strategy's name. simulator: that predicted."""
 
     limit_seconds: float
     tightest: str
@@ -83,14 +83,23 @@ class Diagnosis:
         """Of an iteration as it runs; under the profiler where nothing else is known."""
         return self.step_seconds or self.breakdown.iteration_seconds
 
+    def _longest(self, *parts: str) -> float:
+        """The most that a rank spends on these parts of `RankSeconds`, scaled to `seconds`."""
+        most = max(sum(getattr(rank, part) for part in parts) for rank in self.breakdown.ranks)
+        return float(most / self.breakdown.iteration_seconds * self.seconds)
+
+    @property
+    def input_seconds(self) -> float:
+        """By so much input lengthens what the slowest rank does by itself."""
+        return self._longest("compute", "python", "input") - self._longest("compute", "python")
+
     @property
     def limit_seconds(self) -> float:
-        """No strategy iterates faster. Without a prediction: what is left of the iteration where
-        all communication is hidden and no rank waits."""
+        """No strategy iterates faster. Without a prediction: what the slowest rank takes where all
+        communication is hidden; the others wait for it."""
         if self.attainable is not None:
             return self.attainable.limit_seconds
-        parts = [self.breakdown.mean(part) for part in ("compute", "input", "python")]
-        return sum(parts) / self.breakdown.iteration_seconds * self.seconds
+        return self._longest("compute", "python", "input")
 
     @property
     def gain(self) -> float:
@@ -99,12 +108,12 @@ class Diagnosis:
 
     @property
     def predicted_gain(self) -> float | None:
-        """How many times as fast as DDP the best strategy is predicted to be; None where DDP does
-        not run, or nothing is predicted."""
+        """How many times as fast as DDP the best strategy is predicted to be, and at most `gain`:
+        DDP may be faster than predicted. None where DDP does not run, or nothing is predicted."""
         each = self.attainable
         if each is None or self.wrapping != "ddp":
             return None
-        return each.ddp_seconds / each.best_seconds
+        return min(each.ddp_seconds / each.best_seconds, self.gain)
 
     @property
     def is_worth_tuning(self) -> bool:

@@ -9,14 +9,16 @@ class ExtensionDocument:
     """Base of the frozen dataclasses that a strategy carries, at most one of each extension.
 
     key: of its entry in the JSON of a strategy. divides_model: some ranks do not hold all
-        parameters. unsteady_passes: iterations before its own steady state, which trials run as
-        warm-up. slows_compute: forward and backward passes wait for it; a replay, which does not do
-        it, waits as long as predicted.
+        parameters. needs_plan: torch's DDP in the place of a plan runs without it.
+        unsteady_passes: iterations before its own steady state, which trials run as warm-up.
+        slows_compute: forward and backward passes wait for it; a replay, which does not do it,
+        waits as long as predicted.
     """
 
     __slots__ = ()
     key: ClassVar[str]
     divides_model: ClassVar[bool] = False
+    needs_plan: ClassVar[bool] = False
     unsteady_passes: ClassVar[int] = 0
     slows_compute: ClassVar[bool] = False
 

@@ -108,6 +108,11 @@ def check_beside(entries: Entries, model: nn.Module, called: nn.Module) -> None:
         module.check(model, entry, called)
 
 
+def beside_ddp(entries: Entries) -> Entries:
+    """Those that stay where torch's DDP runs in the place of a plan."""
+    return tuple(entry for entry in entries if not entry.needs_plan)
+
+
 def attach_beside(
     entries: Entries, model: nn.Module, optimizers: Sequence[Optimizer]
 ) -> list[AttachedBeside]:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from autosync.importing.training_step import (
     has_batch_size,
     input_tensors,
     resize_batch,
+    warn_of_eval_mode,
 )
 from autosync.torch_dtypes import DTYPE_NAMES
 
@@ -60,13 +62,16 @@ def import_module(
     autocast: record the forward pass under `torch.autocast` of this type. Which operations it
         lowers are those of the CPU's list.
 
-    Warns where the loss does not reach a trainable parameter.
+    Warns where the loss does not reach a trainable parameter, and where a given module is in eval
+    mode, in which it is then recorded.
 
     Raises:
         NotTraceable: names the module, the operation and the line of code that cannot be recorded,
             and the way out.
         InvalidInput: example_inputs is none of these.
     """
+    if isinstance(module_or_factory, nn.Module):
+        warn_of_eval_mode(module_or_factory)
     examples = each_example(example_inputs)
     recorded = [
         _recorded_on_any(
@@ -142,7 +147,9 @@ def _recorded(
         second = resize_batch(inputs, batch_size, 2, device)
         doubled = _shapes(module, second, loss, recording.recorder, device)
     graph = assemble_graph(recording, doubled, name, batch_size)
-    return RecordedGraph(graph, recording.unreached)
+    frozen = [each for each in module.parameters() if not each.requires_grad]
+    frozen_bytes = sum(each.numel() * each.element_size() for each in frozen)
+    return RecordedGraph(replace(graph, frozen_bytes=frozen_bytes), recording.unreached)
 
 
 def _lacks_values(given: nn.Module | Callable[[], nn.Module], inputs: Inputs) -> bool:

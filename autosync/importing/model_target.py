@@ -15,7 +15,13 @@ from torch import nn
 from autosync.errors import InvalidInput, NotFound
 from autosync.importing.refusals import at, first_line
 from autosync.importing.several_examples import Examples, each_example
-from autosync.importing.training_step import Inputs, Loss, batch_size_of, check_inputs
+from autosync.importing.training_step import (
+    Inputs,
+    Loss,
+    batch_size_of,
+    check_inputs,
+    parts_in_eval_mode,
+)
 
 FORM = "Give it as package.module:function, e.g. train:example, in the folder that holds it."
 RETURNS = (
@@ -38,7 +44,7 @@ class ModelTarget:
 
 def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
     """Import and call the function that `target` names. Only for the user's own command line: it
-    runs the user's code.
+    runs the user's code. What is trained is put in train mode, as a training loop does.
 
     allocate: build real weights, for measuring. Otherwise the function is called on the meta
         device; one that cannot run there (it reads values or loads weights) is called as it is.
@@ -55,6 +61,8 @@ def load_target(target: str, *, allocate: bool = False) -> ModelTarget:
     module, example_inputs, loss = made
     if not isinstance(module, nn.Module):
         raise _wrong(target, type(module).__name__, "the first value must be an nn.Module")
+    for part in parts_in_eval_mode(module):
+        part.train()
     if loss is not None and not callable(loss):
         raise _wrong(target, type(loss).__name__, "the third value must be a function or None")
     examples = [check_inputs(each, target) for each in each_example(example_inputs)]
@@ -96,14 +104,17 @@ def _function(target: str) -> Callable[[], Any]:
 
 @contextmanager
 def _this_folder() -> Iterator[None]:
-    """Inside, modules of this folder can be imported, as with `python -m`."""
-    here = str(Path.cwd())
+    """Inside, modules of this folder can be imported, as with `python -m`, and read no arguments: a
+    script may parse those of its own command line."""
+    here, arguments = str(Path.cwd()), sys.argv
     added = here not in sys.path and "" not in sys.path
     if added:
         sys.path.insert(0, here)
+    sys.argv = arguments[:1]
     try:
         yield
     finally:
+        sys.argv = arguments
         if added:
             sys.path.remove(here)
 

@@ -1,7 +1,7 @@
 """Times every operation of a real step on the CPU, or on a GPU by its own events."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -15,7 +15,7 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.graph import ModelGraph
 from autosync.importing.graph_assembly import LOOP
 from autosync.importing.recorder import Tracker, as_written, module_paths
-from autosync.importing.recording_devices import unwrapped
+from autosync.importing.recording_devices import under_autocast, unwrapped
 from autosync.importing.refusals import LOSS_PATH, first_line
 from autosync.importing.training_step import (
     Inputs,
@@ -27,6 +27,9 @@ from autosync.importing.training_step import (
 )
 
 Seconds = tuple[float, ...]
+
+Forward = Callable[..., Any]
+"""The forward pass, which returns the loss. Takes what is called between module and loss."""
 
 
 class Timer(Tracker):
@@ -82,9 +85,12 @@ def measure_operations(
     graph: ModelGraph,
     iterations: int,
     device: torch.device,
+    autocast: torch.dtype | None = None,
 ) -> tuple[Seconds, Seconds, float]:
     """Forward and backward seconds of each operation of the graph, and the spread of a whole step:
     the 10th to 90th percentile's width over the median.
+
+    autocast: what the forward pass runs under, as in `import_module`.
 
     Raises:
         InvalidInput: module or inputs are not those of the graph.
@@ -93,11 +99,16 @@ def measure_operations(
     inputs = check_inputs(example_inputs, graph.name)
     module = unwrapped(module)
     _check_same(module, inputs, graph, device)
+
+    def forward_pass(before_loss: Callable[[], None] | None = None) -> Any:
+        with under_autocast(autocast, device.type):
+            return compute_loss(module, inputs, loss, before_loss)
+
     gpus = [device] if device.type == "cuda" else []
     with _left_as_it_was(module), torch.random.fork_rng(devices=gpus), torch.enable_grad():
-        _step(module, inputs, loss, graph.name, device)
-        whole = [_step(module, inputs, loss, graph.name, device) for _ in range(iterations)]
-        timers = [_timed(module, inputs, loss, device) for _ in range(iterations)]
+        _step(module, forward_pass, graph.name, device)
+        whole = [_step(module, forward_pass, graph.name, device) for _ in range(iterations)]
+        timers = [_timed(module, forward_pass, device) for _ in range(iterations)]
     samples = [_attribute(timer, graph) for timer in timers]
     forward = [median(column) for column in zip(*(sample[0] for sample in samples), strict=True)]
     backward = [median(column) for column in zip(*(sample[1] for sample in samples), strict=True)]
@@ -163,14 +174,14 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
 
 
 def _step(
-    module: nn.Module, inputs: Inputs, loss: Loss | None, name: str, device: torch.device
+    module: nn.Module, forward_pass: Forward, name: str, device: torch.device
 ) -> tuple[float, float]:
     """Seconds of one whole forward and backward pass."""
     for parameter in module.parameters():
         parameter.grad = None
     try:
         start = moment_now(device)
-        value = compute_loss(module, inputs, loss)
+        value = forward_pass()
         middle = moment_now(device)
         value.backward()
         end = moment_now(device)
@@ -186,7 +197,7 @@ def _step(
     return seconds_between(start, middle), seconds_between(middle, end)
 
 
-def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None, device: torch.device) -> Timer:
+def _timed(module: nn.Module, forward_pass: Forward, device: torch.device) -> Timer:
     for parameter in module.parameters():
         parameter.grad = None
     timer = Timer(device)
@@ -195,7 +206,7 @@ def _timed(module: nn.Module, inputs: Inputs, loss: Loss | None, device: torch.d
         timer.path = LOSS_PATH
 
     with as_written(), timer, module_paths(module, timer):
-        value = compute_loss(module, inputs, loss, in_loss)
+        value = forward_pass(in_loss)
         timer.start_backward()
         value.backward()
     timer.read_clock()

@@ -39,7 +39,7 @@ class RecordingDevice:
 
     def precision(self) -> Any:
         """What the forward pass runs under: autocast, or nothing."""
-        return nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast)
+        return under_autocast(self.autocast, "cpu")
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """A tensor of this shape, and of another one's dtype."""
@@ -149,6 +149,11 @@ def copied_module(
     if all(device.holds(value) for value in (*module.parameters(), *module.buffers())):
         return _uncompiled(module)
     return _copy_without_values(module, device, name)
+
+
+def under_autocast(dtype: torch.dtype | None, device_type: str) -> Any:
+    """What a forward pass runs under: autocast to this type, or nothing."""
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -133,6 +133,9 @@ def other_dtype(name: str, variable: str, dtype: object, known: tuple[str, ...])
     )
 
 
+CELLS = ("/ipykernel_", "ipython-input-")
+"""In the names of a notebook's cells, which are no files: of Jupyter, of IPython and Colab."""
+
 NOT_THE_USERS = ("torch", "transformers", "autosync")
 """Packages whose frames only lead to what the user wrote."""
 
@@ -153,7 +156,8 @@ def at(error: BaseException) -> str:
     for skipped in (_folders_of(*NOT_THE_USERS), _folders_of("torch", "autosync")):
         for frame in frames:
             path = Path(frame.filename)
-            if path.is_file() and not _is_within(path.resolve(), skipped):
+            known = path.is_file() or any(each in frame.filename for each in CELLS)
+            if known and not _is_within(path.resolve(), skipped):
                 return f" ({_shown(path.resolve())}:{frame.lineno} in {frame.name})"
     return ""
 

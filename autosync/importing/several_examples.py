@@ -101,6 +101,7 @@ def united_graph(recorded: Sequence[RecordedGraph], name: str) -> ModelGraph:
         gradient_order=tuple(sorted(range(len(keys)), key=keys.__getitem__)),
         gradient_after=tuple(after),
         examples=len(graphs),
+        frozen_bytes=graphs[0].frozen_bytes,
     )
 
 

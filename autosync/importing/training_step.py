@@ -3,6 +3,7 @@ keyword arguments, nested containers), which of them the module takes, and what 
 
 import copy
 import inspect
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from enum import Enum
@@ -161,6 +162,26 @@ def _is_sample_list(argument: Any, batch_size: int) -> bool:
 
 
 Loss = Callable[..., torch.Tensor]
+
+
+def parts_in_eval_mode(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost with modules inside and parameters to train, as `from_pretrained` returns
+    models. A frozen teacher or a single norm is kept in that mode on purpose."""
+    has_parts = next(module.children(), None) is not None
+    if not module.training and has_parts and any(p.requires_grad for p in module.parameters()):
+        yield module
+        return
+    for part in module.children():
+        yield from parts_in_eval_mode(part)
+
+
+def warn_of_eval_mode(module: nn.Module) -> None:
+    if (part := next(parts_in_eval_mode(module), None)) is not None:
+        warnings.warn(
+            f"{type(part).__name__} is in eval mode, so this step has no dropout and no gradient "
+            "checkpointing. Call .train() on the model before, as a training loop does.",
+            stacklevel=3,
+        )
 
 
 def compute_loss(

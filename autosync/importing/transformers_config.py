@@ -189,6 +189,13 @@ def _inputs(
         tokens = _length(config, length)
         inputs["input_ids"] = torch.zeros(batch_size, tokens, dtype=torch.long)
     elif first == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        if length is not None:
+            raise InvalidInput(
+                f"{architecture} takes images, which have no length in tokens.",
+                thing="length",
+                value=length,
+                remedy="Leave it out.",
+            )
         channels = getattr(config, "num_channels", 3)
         inputs["pixel_values"] = torch.zeros(batch_size, channels, *[config.image_size] * 2)
     elif config.model_type == "whisper":  # its encoder halves the steps of a spectrogram

@@ -163,7 +163,8 @@ def _estimated_between(host: Host, hardware: HostHardware) -> str | None:
 
 def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
     """The hosts of `ray.nodes()` that are alive, by address. Where some have GPUs, those without
-    (a head, say) are left out; without any GPU each host has as many slots as are stated.
+    (a head, say) are left out. Without any GPU each host has as many slots as are stated, and those
+    without a CPU (where `autosync` runs, say) are left out.
 
     Raises:
         InvalidInput: no host is alive, or a GPU count is no whole number.
@@ -175,7 +176,7 @@ def hosts_of_ray(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
         address = str(node.get("NodeManagerAddress", ""))
         if count != int(count) or not 0 <= count <= MAX_RAY_GPUS:
             raise refused_file(address, f"has {count:g} GPUs", "Ray must state a whole number.")
-        if count or not any(gpus):
+        if count or (not any(gpus) and node.get("Resources", {}).get("CPU")):
             device_type = _ray_device(node) if count else "cpu"
             hosts.append(Host(address, int(count) or None, device_type))
     if not hosts or len(hosts) > MAX_HOSTS:

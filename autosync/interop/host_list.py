@@ -61,7 +61,7 @@ def read_hostfile(text: str, source: str) -> tuple[tuple[Host, ...], tuple[str, 
     bare: set[str] = set()
     left_out: dict[str, None] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
+        words = "=".join(map(str.strip, line.partition("#")[0].split("="))).split()
         if not words:
             continue
         where = f"{source}, line {number}"
@@ -144,6 +144,7 @@ def expand_nodelist(nodelist: str, source: str = "SLURM_JOB_NODELIST") -> tuple[
             if len(names) * len(values) > MAX_HOSTS:
                 raise _refused(source, f"{_short(entry)} stands for more than {MAX_HOSTS} hosts")
             names = [name + value for name in names for value in values]
+            _checked_name(names[0], source)  # before it grows on
         if not entry or place != len(entry):
             raise _refused(source, f"cannot read {_short(entry)}")
         hosts += [_checked_name(name, source) for name in names]

@@ -50,7 +50,7 @@ RANK = re.compile(r"^#\s+Rank\s+(\d+)\s.*?\bPid\s+\d+\s+on\s+(\S+)\s+device\s")
 VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|\bnccl-library=(\d{4,5})\b")
 FORCED = re.compile(r"\bNCCL_(ALGO|PROTO)(?:\s*=\s*|\s+set by environment to\s+)([^\s\"']+)")
 NCCL_LOG = "NCCL INFO"
-TIMESTAMP = re.compile(r"\s+\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\s*$")
+TIMESTAMP = re.compile(r"\s\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d$")
 
 SPIKE_BYTES = 65536
 """Smaller messages take no longer than larger ones: where they do, the first rows of a log hold

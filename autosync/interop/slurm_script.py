@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from autosync.errors import InvalidInput
 
-PREFIX = "srun -w {host} -N1 -n1 --overlap"
-"""How launcher `command` starts a rank on a host of the allocation."""
+PREFIX = "srun -w {host} -N1 -n1 --overlap --cpu-bind=none"
+"""How launcher `command` starts a rank on a host of the allocation. A site may bind
+tasks to cores (TaskPluginParam=autobind): the one task of every step would get the same core."""
 NOTICE_SECONDS = 60
 """Before the end of its time the job is asked to stop, so that its ranks end in good order."""
 HOSTS_FILE = "tune-$SLURM_JOB_ID.yaml"

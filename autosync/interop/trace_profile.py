@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from gzip import GzipFile
+from io import BytesIO
 from statistics import median
 from typing import Any
 
@@ -129,18 +131,13 @@ def load_trace(data: bytes, source: str) -> dict[str, Any]:
 
 def _decompressed(data: bytes, source: str) -> bytes:
     """One byte more than may be read, at most, where there is more."""
-    parts, left_bytes = [], MAX_TRACE_BYTES + 1
     try:
-        while data and left_bytes:  # a file may have several members
-            member = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            parts.append(member.decompress(data, left_bytes))
-            left_bytes -= len(parts[-1])
-            if left_bytes and not member.eof:
-                raise _refused(source, "is cut: its compressed bytes end too early")
-            data = member.unused_data.lstrip(b"\0")  # gzip allows padding
-    except zlib.error as error:
+        with GzipFile(fileobj=BytesIO(data)) as file:
+            return file.read(MAX_TRACE_BYTES + 1)
+    except EOFError:
+        raise _refused(source, "is cut: its compressed bytes end too early") from None
+    except (OSError, zlib.error) as error:
         raise _refused(source, f"is no gzip file: {error}") from None
-    return b"".join(parts)
 
 
 def _device_type(traced: TracedSteps, stated: str | None, source: str) -> str:

@@ -26,11 +26,13 @@ def measure_profile(
     *,
     iterations: int = 5,
     device: str = "cpu",
+    autocast: "torch.dtype | None" = None,
 ) -> Profile:
     """Run the step on this machine, whole and operation by operation, after a step to warm up.
 
     device: the CPU, or a GPU as torch names it (`cuda:0`), where CUDA events measure; module and
         inputs lie there.
+    autocast: what the forward pass runs under, and was recorded under (`import_module`).
 
     The operations' medians are scaled so that they add up to the median whole pass; of several
     examples, each is measured, and an operation's seconds are their mean. Weights, buffers,
@@ -59,11 +61,12 @@ def measure_profile(
         where = torch.cuda.get_device_name(place)
         device_type = _type_of_gpu(where)
     measured = [
-        measure_operations(module, example, loss, graph, iterations, place)
+        measure_operations(module, example, loss, graph, iterations, place, autocast)
         for example in each_example(example_inputs)
     ]
     forward, backward, spreads = zip(*measured, strict=True)
     shown = f" of each of {len(measured)} example inputs" if len(measured) > 1 else ""
+    shown += f" under autocast to {autocast}" if autocast else ""
     return Profile(
         device=device_type,
         batch_size=graph.batch_size,
@@ -73,6 +76,7 @@ def measure_profile(
         source="measured",
         note=f"median of {iterations} steps{shown} on {where}, torch {torch.__version__}, spread "
         f"{max(spreads):.0%}; update estimated",
+        forward_flops=graph.forward_flops,
     )
 
 

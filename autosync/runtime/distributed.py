@@ -18,7 +18,13 @@ from autosync.bundle import Bundle, load_bundle
 from autosync.environment import host_name
 from autosync.errors import InvalidInput, NotSupported
 from autosync.extensions.registry import verification_of
-from autosync.extensions.seams import AttachedEngine, attach_beside, check_beside, engine_of
+from autosync.extensions.seams import (
+    AttachedEngine,
+    attach_beside,
+    beside_ddp,
+    check_beside,
+    engine_of,
+)
 from autosync.plan import Plan
 from autosync.runtime.attached_models import ATTACHED, WrappedByDdp, check_plain, check_unwrapped
 from autosync.runtime.attachment import attach
@@ -50,6 +56,7 @@ from autosync.runtime.hooks.optimizer_coverage import (
 )
 from autosync.runtime.hooks.torch_compile import compiled_from, warn_if_compiled
 from autosync.runtime.torch_engines import (
+    OF_UNUSED,
     add_hook,
     check_norm_is_global,
     check_options,
@@ -138,7 +145,8 @@ def distribute(
             check_one_backward(optimizers)
         for entry in shipped.strategy.extensions:
             verification_of(entry.key).check_strategy(shipped.strategy)
-        check_beside(shipped.strategy.extensions, network, model)
+        extensions, change = shipped.strategy.extensions, variable_changes(shipped, network)
+        check_beside(beside_ddp(extensions) if change else extensions, network, model)
     warn_unheld(network, optimizers)
     warn_renormalized(network)
     arguments = {
@@ -151,13 +159,14 @@ def distribute(
     }
     mine = RankReport(
         host_name(),
-        change=variable_changes(shipped, network),
+        change=change,
         given=given_to(shipped, arguments),
         tensors=tensor_signatures(network),
     )
     reports = exchange_reports(mine, group, device)
     changed = changes_anywhere(shipped, reports)
     if changed:
+        extensions = beside_ddp(extensions)
         check_averages_evenly(shipped, changed, len(reports))
         message = f"the bundle does not fit this job, so torch's DDP is used: {changed}."
         warnings.warn(message, stacklevel=2)
@@ -171,7 +180,7 @@ def distribute(
         try:
             with agreed_everywhere(group, device):
                 put.append(watch_iterations(optimizers[-1], shipped, bool(changed), logs, on_drift))
-                put += attach_beside(shipped.strategy.extensions, network, optimizers)
+                put += attach_beside(extensions, network, optimizers)
         except Exception:  # whatever an extension or a peer raises: nothing stays on the model
             _remove(put)
             raise
@@ -192,6 +201,14 @@ def distribute(
         return in_ddp(model, optimizer, max_grad_norm, plan, group, options, beside), optimizer
     names = model_names(shipped, network)
     if shipped.plan.sharding is not None:
+        ignored = [each for each in OF_UNUSED if options.get(each)]
+        if ignored and group.rank() == 0:
+            message = (
+                f"ddp_options: {', '.join(ignored)} has no effect under fully_shard: in every "
+                "iteration all ranks must reach the same parameters. Else keep DDP or a plan."
+            )
+            warnings.warn(message, stacklevel=2)
+            log.warning(message)
         _shard(network, optimizers, shipped, names, group, device, max_grad_norm)
         beside()
         return model, optimizer

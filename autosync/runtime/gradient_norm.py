@@ -25,6 +25,7 @@ def clip_grad_norm_(
 
     Raises:
         NotSupported: such a plan, and another norm than 2 or other parameters than the model's.
+            Those that no rank has a gradient for, such as frozen ones, may be left out.
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     plan = _plan_with_parts(given)
@@ -48,13 +49,16 @@ def _plan_with_parts(given: Sequence[Tensor]) -> Attachment | None:
 
 
 def _check(plan: Attachment, given: Sequence[Tensor], norm_type: float) -> None:
-    planned = {id(variable.parameter) for variable in plan.engine.variables}
-    mine = {id(parameter) for parameter in given}
-    others = [p for p in given if id(p) not in planned and p.grad is not None]
     if norm_type != 2.0:
         raise _refusal(f"the norm is of type {norm_type}, not 2", norm_type)
-    if others or planned - mine:
-        what = f"{len(planned - mine)} of them were left out and {len(others)} others were given"
+    engine = plan.engine
+    planned = {id(variable.parameter) for variable in engine.variables}
+    mine = {id(parameter) for parameter in given}
+    others = [p for p in given if id(p) not in planned and p.grad is not None]
+    left = [variable for variable in engine.variables if id(variable.parameter) not in mine]
+    count = len(left) - len(engine.gradients.had_by_none(left)) if left else 0
+    if others or count:
+        what = f"{count} of them were left out and {len(others)} others were given"
         raise _refusal(f"not all the model's parameters are clipped together: {what}", what)
 
 

@@ -94,8 +94,8 @@ class ShareSampler(Sampler[int]):
     the DataLoader's own drop_last off: it would leave out those of some ranks alone, since a last
     batch may be full on one rank and not on another.
 
-    The runtime weights each rank's mean gradient by its share, so every sample weighs the same
-    where `share * global_batch` is a whole number.
+    The runtime weights each rank's mean gradient by its share, so every sample of a full batch
+    weighs the same where `share * global_batch` is a whole number.
     """
 
     def __init__(
@@ -132,7 +132,9 @@ class ShareSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order: list[int] = torch.randperm(self.samples, generator=generator).tolist()
+            order: list[int] = torch.randperm(
+                self.samples, generator=generator, device="cpu"
+            ).tolist()
         else:
             order = list(range(self.samples))
         for start, stop in self._ranges():

@@ -39,6 +39,8 @@ SETTLED = {
 """Arguments of DistributedDataParallel that are no options here, and what takes their place."""
 OF_A_RANK = ("device_ids", "output_device")
 """Options that differ from rank to rank."""
+OF_UNUSED = ("find_unused_parameters", "static_graph")
+"""Options by which DDP takes parameters that a backward pass leaves out."""
 OF_BUFFERS = ("broadcast_buffers", "forward_sync_buffers")
 """Options that leave every rank its own buffers. A plan sends rank 0's."""
 

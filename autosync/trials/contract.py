@@ -52,7 +52,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.compute == "kernels":
-            self._refuse_scales()
+            self.refuse_scales("kernels", ", or choose compute waited")
             self._refuse_slowdown()
         elif self.device == "cuda" and self.name == "replay":
             raise InvalidInput(
@@ -77,15 +77,20 @@ class Workload:
             return ""
         return "kernels on the CPU" if self.device == "cpu" else f"CUDA kernels, {self.backend}"
 
-    def _refuse_scales(self) -> None:
+    def refuse_scales(self, what: str, otherwise: str = "") -> None:
+        """what: the ranks compute, in the plural. otherwise: ends the remedy.
+
+        Raises:
+            InvalidInput: messages or links are scaled, and such compute cannot be.
+        """
         for thing, scale in (("byte_scale", self.byte_scale), ("time_scale", self.time_scale)):
             if scale != 1:
                 raise InvalidInput(
-                    f"{thing} is {scale:g}, but kernels take the time they take: beside them "
+                    f"{thing} is {scale:g}, but {what} take the time they take: beside them "
                     "neither messages nor links can be scaled.",
                     thing=thing,
                     value=scale,
-                    remedy=f"Leave {thing} out (or give 1), or choose compute waited.",
+                    remedy=f"Leave {thing} out (or give 1){otherwise}.",
                 )
 
     def _refuse_slowdown(self) -> None:
@@ -272,7 +277,8 @@ class TrialResult:
         empty where NICs have no counters of their own. Hosts that are not emulated may have sent
         other things, too.
     versions: of torch, autosync and python; on a GPU also its name, those of CUDA and NCCL, the
-        backend, and how ranks share it (`gpu_sharing`).
+        backend, and how ranks share it (`gpu_sharing`). Where hosts differ, each of theirs; in a
+        running job those of rank 0.
     timeline: where the request asked to `record`; of several batches an iteration, from the last
         one on. In a running job only where it trains in host memory and its step has one forward
         pass a batch and one update; what the step does before and after the forward pass then
@@ -323,20 +329,20 @@ class Launcher(Protocol):
 
 
 OnWait = Callable[[str], None]
-"""Receives a message when a pool waits for another measurement on this machine, or when its links
-are not the requested ones."""
+"""Receives a message when a pool waits for another measurement on this machine or for ranks to
+start, or when its links are not the requested ones."""
 
 
 @runtime_checkable
 class WaitReporter(Protocol):
-    """A launcher whose pools share a machine with those of other processes, and wait for them."""
+    """A launcher whose pools report what they wait for."""
 
     def with_wait_reports(self, on_wait: OnWait) -> Launcher: ...
 
 
 def reporting_waits(launcher: Launcher, on_wait: OnWait) -> Launcher:
     """The launcher, whose pools report their waits to `on_wait`, each message once. Launchers that
-    never wait are returned as they are."""
+    report none are returned as they are."""
     reported: set[str] = set()
 
     def once(message: str) -> None:

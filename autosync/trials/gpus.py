@@ -40,7 +40,7 @@ def refuse_without_gpu() -> None:
 
 def take_gpu(local_rank: int) -> str:
     """Make one of the visible GPUs this process's own, in turn over the ranks of a host; its UUID.
-    Where every rank sees one GPU alone (Slurm's --gpus-per-task), it is that one.
+    Where every rank sees one GPU alone, it is that one.
 
     Raises:
         NotSupported: there is none.
@@ -80,7 +80,7 @@ def refuse_shared_gpus(
         if not gpu or (first := gpus.index(gpu)) == rank:
             continue
         if not share_gpus:
-            raise _not_let_to_share(f"ranks {first} and {rank} share GPU {gpu}")
+            raise _not_let_to_share(f"ranks {first} and {rank} share GPU {gpu}", SEES_ONE)
         if backend == "nccl" and nccl_hosts[first] == nccl_hosts[rank]:
             raise NotSupported(
                 f"ranks {first} and {rank} share GPU {gpu}, and NCCL sees host "
@@ -103,13 +103,19 @@ def refuse_fewer_gpus(ranks: int, share_gpus: bool) -> None:
         raise _not_let_to_share(f"{ranks} ranks would share {gpus} of {socket.gethostname()}")
 
 
-def _not_let_to_share(what: str) -> NotSupported:
+SEES_ONE = (
+    "If their host has more GPUs, let each rank see all of them (srun and its job without "
+    "--gpus-per-task, by which every step gets the same GPU). Else: "
+)
+
+
+def _not_let_to_share(what: str, before: str = "") -> NotSupported:
     return NotSupported(
         f"{what}: ranks have a GPU each, unless sharing is asked for.",
         thing="share_gpus",
         value=False,
-        remedy="Let ranks share GPUs (--share-gpus, or share_gpus=True of the launcher), or use a "
-        "cluster file with fewer ranks.",
+        remedy=f"{before}Let ranks share GPUs (--share-gpus, or share_gpus=True of the launcher), "
+        "or use a cluster file with fewer ranks.",
     )
 
 

@@ -21,6 +21,8 @@ from autosync.errors import NotSupported
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
 """Requests of Linux (netdevice(7))."""
 
+INTERFACES = Path("/sys/class/net")
+
 OUT_OF_MEMORY_WORDS = (
     "can't allocate memory",  # torch on the CPU
     "cannot allocate memory",  # the C library's ENOMEM
@@ -120,11 +122,16 @@ def host_id() -> str:
 def network_bytes(interfaces: str = "") -> int:
     """Bytes that interfaces of this network namespace have sent, whoever sent them.
 
-    interfaces: names, separated by commas as gloo takes them; by default all but loopback.
+    interfaces: names, separated by commas as gloo takes them; by default all but loopback and
+        those that send by others, which count the same bytes (a bond, a bridge, a VLAN).
     """
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     sent = {name.strip(): rest.split()[8] for name, _, rest in (li.partition(":") for li in lines)}
-    wanted = interfaces.split(",") if interfaces else [name for name in sent if name != "lo"]
+    wanted = (
+        interfaces.split(",")
+        if interfaces
+        else [n for n in sent if n != "lo" and not any((INTERFACES / n).glob("lower_*"))]
+    )
     return sum(int(sent.get(name, 0)) for name in wanted)
 
 

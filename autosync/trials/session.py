@@ -276,7 +276,8 @@ def _attach_ddp(
     byte_scale: float,
     running: RunningJob | None,
 ) -> TrialAttachment:
-    """Replicas are equal: a replay starts so, and a running job begins with its restored state."""
+    """Replicas are equal: a replay starts so, another workload is made so, and a running job begins
+    with its restored state."""
     group = running.group if running else None
     network = wrap_in_ddp(
         model,

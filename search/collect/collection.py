@@ -26,6 +26,7 @@ from autosync.errors import InvalidInput
 from autosync.search.cluster_probe import probe_costs
 from autosync.search.collect.collection_log import (
     CollectionLog,
+    held_alone,
     mark_replaced,
     remove_replaced,
     store_domain,
@@ -93,22 +94,23 @@ def collect(
 
     Raises:
         NotSupported, InaccurateLink: as `launcher.open`. InvalidInput: the folder holds passes of a
-            target at other scales than the plan's, or by another launcher. AutosyncError: the
-            control fails.
+            target at other scales than the plan's, or by another launcher; or another collection
+            has it. AutosyncError: the control fails.
     """
-    run = CollectionRun(plan, folder, CollectionLog(folder), launcher, report, stopped)
-    for name in {target.name for target in plan.domains} & set(again):
-        mark_replaced(folder, name)
-    try:
-        for occasion in range(1, 1 + max(target.occasions for target in plan.domains)):
+    with held_alone(folder):
+        run = CollectionRun(plan, folder, CollectionLog(folder), launcher, report, stopped)
+        for name in {target.name for target in plan.domains} & set(again):
+            mark_replaced(folder, name)
+        try:
+            for occasion in range(1, 1 + max(target.occasions for target in plan.domains)):
+                for target in plan.domains:
+                    if occasion <= target.occasions and not stopped():
+                        _measure_target(run, target, occasion)
+                        run.checkpoint()
             for target in plan.domains:
-                if occasion <= target.occasions and not stopped():
-                    _measure_target(run, target, occasion)
-                    run.checkpoint()
-        for target in plan.domains:
-            _drop_replaced(run, target)
-    except Cancelled:
-        run.checkpoint()
+                _drop_replaced(run, target)
+        except Cancelled:
+            run.checkpoint()
 
 
 def _measure_target(run: CollectionRun, target: CollectionTarget, occasion: int) -> None:

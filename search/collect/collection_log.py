@@ -15,9 +15,11 @@ probed anew, which makes another domain; until its passes are complete, the old 
 NAME.json.replaced.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +66,33 @@ class PassKey(NamedTuple):
     occasion: int
     number: int
     strategy_id: str
+
+
+@contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """No other process collects into the folder meanwhile: at its checkpoints each would drop what
+    the other has appended to the log.
+
+    Raises:
+        InvalidInput: one does already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(
+                f"another process collects into {str(folder)!r} already.",
+                thing="folder",
+                value=str(folder),
+                remedy="Let it end, or collect into another folder.",
+            ) from None
+        except OSError:
+            pass  # some network file systems lock no folders
+        yield
+    finally:
+        os.close(file)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
+from torch.utils.data import DataLoader
 
 from autosync.atomic_write import replaced_atomically, warned_if_unwritten
 from autosync.bundle import make_bundle
@@ -54,7 +56,7 @@ from autosync.trials.live.step_graph import record_job
 
 log = logging.getLogger("autosync")
 
-WARM_UP = 3
+WARM_UP = 2  # before the iteration that counts passes
 ITERATIONS = 10
 PROPOSALS = 2_000
 """Ranked for what the best strategy would reach."""
@@ -162,11 +164,12 @@ def diagnose(
                     take_snapshot(unwrapped(model), optimizers, others),
                     control,
                     PATIENCE,
+                    ddp_options={"find_unused_parameters": True},  # as the job may do
                     stated_device_type=device_type,
                 )
                 try:
                     job.batches = [] if fetched is None else [fetched.latest]
-                    attainable, links = _predicted(job, batch_size, report)
+                    attainable, links = _predicted(job, batch_size, measured, report)
                 except AutosyncError as error:  # agreed: on every rank
                     notes.append(f"Nothing is predicted: {error}")
                 finally:
@@ -206,13 +209,19 @@ def _measured(
                 batch = fetched.next()
             step(model, optimizer, batch)
 
+    def warm_up() -> None:
+        """While the rank was busy, workers have fetched ahead what iterations would wait for."""
+        if fetched is not None:
+            fetched.drop_ahead()
+        run(0)
+
     def count_passes() -> int:
         with counted_passes(model) as passes:
-            run(0)
+            warm_up()
         return passes[0]
 
     def traced() -> RankTrace:
-        return traced_iterations(run, iterations, device)
+        return traced_iterations(run, iterations, device, warm_up)
 
     report(f"timing {iterations} iterations as they run")
     control.agreed(lambda: timed_iterations(run, WARM_UP, device))
@@ -256,15 +265,12 @@ class _Batches:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
-        self._stream: Iterator[Any] = iter(batches)
-        self._ahead: list[Any] = []
         self.latest: Any = None
-        self._ahead.append(self.next())
+        self._stream: Iterator[Any] = iter(batches)
+        self._stream = chain([self.next()], self._stream)
 
     def next(self) -> Any:
         """The next batch, which then is the latest."""
-        if self._ahead:
-            return self._ahead.pop()
         for _ in range(2):
             for batch in self._stream:
                 self.latest = batch
@@ -276,6 +282,14 @@ class _Batches:
             value=type(self._batches).__name__,
             remedy="Give every rank a DataLoader, or an iterator with enough batches.",
         )
+
+    def drop_ahead(self) -> None:
+        """As many batches as workers of a DataLoader fetch ahead, never beyond the epoch; none of
+        other iterables."""
+        if isinstance(self._batches, DataLoader):
+            ahead = self._batches.num_workers * (self._batches.prefetch_factor or 0)
+            for _ in islice(self._stream, ahead):
+                pass
 
 
 def _stream_of(control: ControlGroup, batches: Iterable[Any] | None) -> _Batches | None:
@@ -297,10 +311,10 @@ def _no_prediction(model: nn.Module, predict: bool) -> str | None:
     """Why nothing is predicted; empty where nobody asked; None where it can be."""
     if not predict:
         return ""
-    if wrapping_of(model) in ("fsdp1", "fsdp2"):
+    if wrapping_of(unwrapped(model)) != "none":
         return (
-            "Nothing is predicted for a model that is sharded: the limit is what is left where all "
-            "communication is hidden."
+            "Nothing is predicted for a model that is sharded, or with DDP around its modules: the "
+            "limit is what is left where all communication is hidden."
         )
     if any(is_compiled(module) for module in model.modules()) or is_compiled(model):
         return (
@@ -311,7 +325,7 @@ def _no_prediction(model: nn.Module, predict: bool) -> str | None:
 
 
 def _predicted(
-    job: LiveJob, batch_size: int | None, report: Callable[[str], None]
+    job: LiveJob, batch_size: int | None, measured: Diagnosis, report: Callable[[str], None]
 ) -> tuple[Attainable | None, Any]:
     """What is attainable, on rank 0; the measured rates of links, on every rank."""
     control = job.control
@@ -328,6 +342,8 @@ def _predicted(
         [LinkRate("ranks of a host", min(inside))] if inside else []
     )
     domain = _agreed(control, lambda: recorded.domain_on(cluster))
+    apart = job.batches or job.accumulate > 1  # else in the first operation, as a part of the step
+    input_seconds = measured.input_seconds if apart else 0.0
     report("measuring what messages cost, a minute at the most")
     if dist.get_rank() > 0:
         serve(job)
@@ -337,11 +353,11 @@ def _predicted(
         pool = JobPool(job, "job")
         until = pool.clock() + PROBE_SECONDS
         try:
-            measured = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
+            probed = measure_message_costs(pool, domain, Settings(), until, lambda event: None)
         finally:
             pool.dismiss(Verdict(make_bundle(designs.ddp(domain), domain)))
         report(f"ranking {PROPOSALS:,} strategies by prediction")
-        return attainable_in(measured)
+        return attainable_in(probed, input_seconds)
 
     found: Attainable | None = _agreed(control, attainable)  # as the others, once dismissed
     return found, tuple(links)
@@ -359,9 +375,13 @@ def _agreed(control: ControlGroup, task: Callable[[], Any]) -> Any:
         raise InvalidInput(text, thing="prediction", value=text) from error
 
 
-def attainable_in(domain: Domain) -> Attainable:
+def attainable_in(domain: Domain, input_seconds: float = 0.0) -> Attainable:
     """The limit of a domain, and the best by prediction of designs and sampled strategies that fit
-    the devices' memory; torch's DDP in any case."""
+    the devices' memory; torch's DDP in any case.
+
+    input_seconds: of the slowest rank's iteration, beside what the domain has. No strategy shortens
+        them; the limit takes it that messages travel meanwhile.
+    """
     simulator = default_simulator()
     space = Space(sharded_parameters=False)
     known = known_designs(domain, space, simulator)
@@ -374,4 +394,7 @@ def attainable_in(domain: Domain) -> Attainable:
     if fitting and sampled.seconds[fitting[0]] < seconds:
         name = f"a sampled strategy ({sampled.index[fitting[0]]})"
         seconds = float(sampled.seconds[fitting[0]])
-    return Attainable(limit.seconds, limit.tightest, seconds, name, ddp, simulator.name)
+    busy = domain.accumulate * limit.compute_seconds + input_seconds
+    tightest = "compute and input" if input_seconds and busy >= limit.seconds else limit.tightest
+    seconds, ddp, least = seconds + input_seconds, ddp + input_seconds, max(limit.seconds, busy)
+    return Attainable(least, tightest, seconds, name, ddp, simulator.name)

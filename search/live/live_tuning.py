@@ -187,15 +187,15 @@ def tune(
                 known,
                 trials,
             )
+    if save is not None and not verdict.reason and dist.get_rank() == 0:
+        with warned_if_unwritten(save):
+            save_bundle(verdict.answer or verdict.bundle, save)
     if verdict.reason or verdict.answer:
         message = f"tuning found no answer, so torch's DDP is used: {verdict.reason}"
         if verdict.answer is not None:
             message = why_next_run(verdict.answer, place)
         warnings.warn(message, stacklevel=2)
         log.warning(message)
-    if save is not None and not verdict.reason and dist.get_rank() == 0:
-        with warned_if_unwritten(save):
-            save_bundle(verdict.answer or verdict.bundle, save)
     return distribute(
         model,
         optimizer,

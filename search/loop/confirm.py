@@ -3,6 +3,7 @@ the answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from autosync.search.loop.outcome import (
 )
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, Candidate, Proposal, Store
-from autosync.trials.contract import ErrorKind, TrialError, TrialResult
+from autosync.trials.contract import LACKS_MEMORY, ErrorKind, TrialError, TrialResult
 
 FINALISTS = 3
 """Strategies that run against the baseline in the interleaved repeats."""
@@ -28,6 +29,9 @@ KEEP_DDP_BELOW = 1.01
 the testbed: 1 % median), in the median."""
 SLOWER_REPEATS = 0.1
 """And it may be slower in at most one repeat of ten, however slow that one was."""
+FAILING = 3
+"""Trials in a row that failed for another reason than memory, after which DDP runs once more.
+Each time that it does run, three more are needed: then the strategies fail, not the hosts."""
 
 RACE_FROM = 4
 """Repeats of all finalists. From then on those that were slower than the leader in every repeat are
@@ -218,20 +222,24 @@ def ddp_trials(proposals: Sequence[Proposal]) -> list[Proposal]:
 
 
 def ddp_once_more(store: Store) -> list[Proposal]:
-    """The search's trial of DDP under another key, where the latest one ended the tuning, which now
-    goes on: what was wrong with the hosts may be mended."""
-    tried = ddp_trials(store.proposals())
-    trials = {trial.key: trial for trial in store.trials()}
-    last = trials.get(tried[-1].key) if tried else None
-    if last is None or _ending_error(last) is None:
+    """The search's trial of DDP under another key. Where the latest one ended the tuning, which now
+    goes on, what was wrong with the hosts may be mended. Where all trials have failed lately, the
+    hosts may be lost: then every later one would fail, and DDP be kept for no reason."""
+    tried, done = ddp_trials(store.proposals()), store.trials()
+    errors = {trial.key: _ending_error(trial) for trial in done}
+    if not tried or tried[-1].key not in errors:
+        return []
+    ran = sum(1 for _ in takewhile(lambda each: not errors[each.key], reversed(tried)))
+    failed = sum(1 for _ in takewhile(_ending_error, reversed(done)))
+    if failed < FAILING * ran:
         return []
     return [replace(tried[0], key=f"{tried[0].key}/{len(tried)}")]
 
 
 def _ending_error(result: TrialResult) -> TrialError | None:
-    """Of a trial of DDP, where it failed for another reason than memory."""
+    """Of a trial that failed for another reason than memory."""
     error = result.error
-    return None if error is None or error.kind == "out_of_memory" else error
+    return None if error is None or error.kind in LACKS_MEMORY else error
 
 
 def _not_compared(why: str, kind: ErrorKind | None) -> AutosyncError:

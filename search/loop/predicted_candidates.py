@@ -8,7 +8,7 @@ from autosync.errors import InvalidStrategy
 from autosync.extensions.document import ExtensionDocument
 from autosync.population import encode
 from autosync.search.extension_proposals import ProposalRequest
-from autosync.search.loop.tuning_store import Candidate
+from autosync.search.loop.tuning_store import Candidate, Origin
 from autosync.simulator.simulator_contract import Simulator
 from autosync.strategy import Strategy
 
@@ -31,7 +31,7 @@ def carried_candidates(
     bases: Iterable[Strategy],
     entries: Sequence[ExtensionDocument],
     check: Callable[[Strategy], None],
-    origin: str,
+    origin: Origin,
 ) -> list[Candidate]:
     """Each base with each entry that `check` lets it carry (it raises InvalidStrategy) and that was
     not tried, the fastest by prediction first. bases: those of the request that may carry one.

@@ -10,6 +10,7 @@ from autosync.domain import Domain
 from autosync.population import encode
 from autosync.search.designs.design_table import own_ddp
 from autosync.search.loop.confirm import (
+    RACE_FROM,
     check_comparable,
     conclude,
     confirmation,
@@ -112,7 +113,8 @@ def run_pending(
     stop: StopRule = never,
 ) -> None:
     """Run every stored proposal that has no trial yet and whose phase has not ended, in the order
-    in which they were stored, but the search's of DDP before all. Raises AutosyncError as
+    in which they were stored, but the search's of DDP before all. That runs once more where several
+    failed in a row (`ddp_once_more`): whether hosts are lost. Raises AutosyncError as
     `check_comparable` does."""
     trials = {trial.key: trial for trial in store.trials()}
     proposals = store.proposals()
@@ -140,6 +142,12 @@ def run_pending(
         message = describe_trial(proposal, result)
         on_event(TuningEvent(phase, message, done[phase], totals[phase], best))
         check_comparable(proposals, result)
+        answered = phase == "confirm" and proposal.round >= RACE_FROM  # by the repeats before
+        again = ddp_once_more(store) if result.error and not answered else []
+        if again and not stop("search"):
+            store.propose(again)
+            run_pending(domain, pool, store, settings, on_event, stop)
+            return
 
 
 def learn(

@@ -16,9 +16,9 @@ Source = Literal["sampled", "refined", "neighbour"]
 """A search that gets a share of a round's trials."""
 SEARCHES: tuple[Source, ...] = get_args(Source)
 
-Origin = Literal[Source, "placed", "placed_by_policy"]
+Origin = Literal[Source, "placed", "placed_by_policy", "nccl_knobs", "compiled_regions"]
 """Where a candidate that a search found comes from: random draws, local searches from
-measured strategies, neighbours of them, and proposers of placed modules."""
+measured strategies, neighbours of them, and what extensions make of others."""
 FOUND_BY_SEARCH: tuple[Origin, ...] = get_args(Origin)
 
 

@@ -117,7 +117,7 @@ def sharding_choices(domain: Domain, space: Space) -> ShardingChoices:
     try:
         blocks = held_units(domain)
     except NotSupported as error:
-        raise _refused(domain, error.message.rstrip(".")) from None
+        raise _refused(domain, error.message.rstrip("."), error.remedy) from None
     apart = _modules_apart(domain, blocks)
     table = domain.variables
     held = {
@@ -164,12 +164,12 @@ def _half_name(encoding: Encoding) -> HalfName:
     return "bf16" if encoding.name == "bf16" else "fp16"
 
 
-def _refused(domain: Domain, why: str) -> InvalidInput:
+def _refused(domain: Domain, why: str, remedy: str = "") -> InvalidInput:
     return InvalidInput(
-        f"space fsdp2: {why}, and torch's fully_shard cannot run it.",
+        f"space fsdp2: {why}, so there is no strategy of torch's fully_shard.",
         thing="graph",
         value=domain.graph.name,
-        remedy="Leave the space out.",
+        remedy=remedy or "Leave the space out.",
     )
 
 

@@ -134,9 +134,13 @@ class Network:
         kinds, kind = np.unique(classes, return_inverse=True)
         return OwnerLoads(kind, self.load[kinds], self.owner_seconds_per_byte[kinds])
 
-    def busiest(self, plans: PlanTable, rows: slice) -> tuple[str, float]:
-        """The link that these messages hold longest, and for how many seconds."""
-        kinds, wire = self.classes_of(plans)[rows], plans.wire_bytes[rows].astype(np.float64)
+    def busiest(
+        self, plans: PlanTable, rows: slice, times: NDArray[np.int64] | int = 1
+    ) -> tuple[str, float]:
+        """The link that these messages hold longest, and for how many seconds. times: how often
+        each travels."""
+        kinds = self.classes_of(plans)[rows]
+        wire = times * plans.wire_bytes[rows].astype(np.float64)
         busy, root = wire @ self.load[kinds], plans.root[rows]
         name, seconds = self.resources[int(busy.argmax())], float(busy.max())
         own = self.owner_seconds_per_byte[kinds] * wire

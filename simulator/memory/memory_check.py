@@ -118,6 +118,8 @@ def _ways_out(
             fits = "fits" if (with_shards <= devices).all() else "does not fit either"
             found.append(f"With {words} it takes {_gb(with_shards.max())} and {fits}.")
     found.append(f"Devices of {_gb(peaks.max())} hold it (memory_gb in the cluster file).")
+    if (memory.peak_bytes(plans, population, 0.0) <= devices).all():
+        found.append("Activation checkpoints are not counted: with them it may fit.")
     return found
 
 

@@ -100,7 +100,7 @@ class DomainMemory:
         """What is held all the time, `(n, world)`; the others as `lasting_gradients`."""
         kept, until_next = part.gradients_beside_buffers(), part.gradients_until_the_next()
         always, added_up, kept = self.lasting_gradients(kept, until_next, self.gradient_bytes)
-        return self.domain.graph.size_bytes + part.held_bytes() + always, added_up, kept
+        return self.domain.graph.values_bytes + part.held_bytes() + always, added_up, kept
 
     def lasting_gradients(
         self, kept: NDArray[np.bool_], until_next: NDArray[np.bool_], gradient_bytes: F64
@@ -152,6 +152,7 @@ class DomainMemory:
             compute = max(compute, float(peak.max()))
         step = held.parts * (1.0 + self.step_bytes() / domain.graph.size_bytes)
         kept = held.parts * (1 + domain.optimizer.state_tensors)
+        kept += domain.graph.frozen_bytes / engine.shard_ranks  # without what is gathered of them
         return float(kept + max(compute, step))
 
     def most_bytes(self, share: float) -> float:
@@ -169,7 +170,18 @@ class DomainMemory:
         columns = table.elements // table.dims[:, 0]
         factors = table.factor_rows * (table.dims[:, 0] + columns) * table.item_bytes
         gathered = world * float(factors.sum() + self.gradient_bytes[table.sparse].sum())
-        return float(copies * table.size_bytes.sum() + gathered + activations)
+        values = copies * table.size_bytes.sum() + self.domain.graph.frozen_bytes
+        return float(values + gathered + activations)
+
+    def alone_bytes(self) -> float:
+        """Peak of one device without others, on which nothing is synchronized."""
+        sizes = self.gradient_bytes
+        every = np.ones((1, len(sizes)), dtype=np.bool_)
+        always, _, kept = self.lasting_gradients(every, ~every, sizes)
+        step = float(sizes[kept[0]].sum()) + self.step_bytes()
+        state = self.domain.optimizer.state_tensors * self.domain.graph.size_bytes
+        fixed = self.domain.graph.values_bytes + state + float(always[0, 0])
+        return fixed + max(float(most_living(self.curve, sizes, kept, 1.0)[0]), step)
 
     def _step_bytes(self, part: PlanMemory) -> F64:
         """`step_bytes` of what one call of the optimizer updates, `(n, world)`."""

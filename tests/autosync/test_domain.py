@@ -8,7 +8,7 @@ import pytest
 from autosync.domain import Domain
 from autosync.errors import InvalidInput
 from autosync.graph import ModelGraph
-from autosync.profiling import estimate_profile
+from autosync.profiling import estimate_profile, profile_at_batch
 from tests.domains import chain_graph, domain_of, grid_cluster
 
 
@@ -77,3 +77,19 @@ def test_a_variable_of_more_dimensions_than_a_table_holds_is_refused_at_once() -
     assert domain_of(chain_graph(((1,) * 8,))).variables.dims.shape == (1, 8)
     with pytest.raises(InvalidInput, match="'v0' has 9 dimensions; at most 8"):
         domain_of(chain_graph(((1,) * 9,)))
+
+
+def test_a_profile_of_inputs_of_another_size_is_refused() -> None:
+    """As of sentences of 512 tokens, beside a graph of longer ones."""
+    plain = domain_of()
+    graph, profile = plain.graph, replace(plain.profile, forward_flops=plain.graph.forward_flops)
+    assert replace(plain, profile=profile).profile.forward_flops == 6_000_000
+    twice = replace(profile, batch_size=2 * graph.batch_size, forward_flops=12_000_000)
+    joined = profile_at_batch(graph, [profile, twice])
+    longer = tuple(replace(each, forward_flops=4 * 10**6) for each in graph.operations)
+    for each in (profile, joined):
+        with pytest.raises(InvalidInput, match=r"of 0\.006 GFLOP.*one of 0\.024") as refused:
+            replace(plain, profile=each, graph=replace(graph, operations=longer))
+        assert "package.module:function" in refused.value.remedy
+    anew = tuple(replace(each, backward_flops=3 * 10**6) for each in graph.operations)
+    replace(plain, profile=profile, graph=replace(graph, operations=anew))  # of checkpoints

@@ -231,7 +231,7 @@ class TestMeasurement:
         profile = measure_profile(network(), INPUTS, cross_entropy, graph, iterations=5)
         assert profile.source == "measured"
         assert profile.device == "cpu"
-        assert profile.batch_size == 16
+        assert (profile.batch_size, profile.forward_flops) == (16, graph.forward_flops)
         names = [operation.name for operation in graph.operations]
         both = [
             f + b for f, b in zip(profile.forward_seconds, profile.backward_seconds, strict=True)

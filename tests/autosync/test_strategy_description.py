@@ -26,7 +26,7 @@ DOMAIN = domain_of(chain_graph(((1024, 1024),) * 6 + ((2048, 1024),), factor_row
 def test_one_method() -> None:
     text = describe(known_designs.zero1_overlap(DOMAIN), DOMAIN)
     assert text == (
-        "reduce-scatter with sharded update in 2 groups of 16 MB; front layers first, "
+        "reduce-scatter with sharded update in 2 groups of 16 MiB; front layers first, "
         "also during the next forward pass"
     )
 
@@ -40,8 +40,8 @@ def test_mixed_methods_from_the_most_bytes_to_the_fewest() -> None:
         schedule=Schedule("fifo", slice_bytes=1 << 16),
     )
     assert describe(strategy, DOMAIN) == (
-        "all-reduce in 3 groups of 8 MB for 6 variables; factored gradients in 1 group of 48 KB "
-        "for v6; as gradients get ready, in slices of 64 KB"
+        "all-reduce in 3 groups of 8 MiB for 6 variables; factored gradients in 1 group of 48 KiB "
+        "for v6; as gradients get ready, in slices of 64 KiB"
     )
 
 
@@ -49,7 +49,7 @@ def test_owners_cuts_and_shares() -> None:
     strategy = known_designs.ps_pieces_4mb_priority(DOMAIN)
     shares = tuple(Replica(rank, share) for rank, share in enumerate((0.4, 0.2, 0.2, 0.2)))
     assert describe(replace(strategy, replicas=shares), DOMAIN) == (
-        "parameter server in 8 groups on 4 owners of 4 MB; v6 cut into 2 shards; "
+        "parameter server in 8 groups on 4 owners of 4 MiB; v6 cut into 2 shards; "
         "batch shares 20% to 40%; front layers first, also during the next forward pass"
     )
 
@@ -134,7 +134,7 @@ def test_placements_are_described() -> None:
     )
     assert "layer0 and layer1 on rank 1; layer2 on ranks 0, 2 by 75%, 25%" in describe(strategy)
     assert "layer3 on all ranks" in describe(strategy)
-    assert "layer0 and layer1 (1.9 MB) on rank 1" in describe(strategy, domain)
+    assert "layer0 and layer1 (1.9 MiB) on rank 1" in describe(strategy, domain)
 
 
 def test_shardings_by_what_is_chosen_beside_torchs_defaults() -> None:

@@ -124,6 +124,18 @@ def test_the_peak_adds_up_by_method() -> None:
     assert peaks_mb(domain, owned) == near(10.0, 10.0 + 8 + 4 + 12, 10.0, 10.0)
 
 
+def test_every_rank_holds_frozen_parameters() -> None:
+    plain = four()
+    adapters = replace(plain, graph=replace(plain.graph, frozen_bytes=5_000_000))
+    reduced = strategy_of(plain, lambda v: AllReduce(0))
+    for strategy in (reduced, strategy_of(plain, lambda v: ReduceScatter(0, True))):
+        more = [each + 5.0 for each in peaks_mb(plain, strategy)]
+        assert peaks_mb(adapters, strategy) == pytest.approx(more)
+    # Values 4, gradients 4, state 8; two temporaries of the largest variable.
+    assert memory_of(plain).alone_bytes() == 18e6
+    assert memory_of(adapters).alone_bytes() == 23e6
+
+
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_a_gpu_updates_owned_and_sharded_values_message_by_message(backend: Backend) -> None:
     """What gloo receives for it is in host memory."""
@@ -193,6 +205,7 @@ def test_a_strategy_that_does_not_fit_is_refused_with_the_ways_out() -> None:
     assert "zero1" in refused.value.remedy
     assert "fits" in refused.value.remedy
     assert "Devices of 0.02 GB" in refused.value.remedy
+    assert "checkpoints" not in refused.value.remedy  # it would not fit without activations
 
 
 def test_a_smaller_batch_is_named_where_it_fits() -> None:
@@ -203,6 +216,7 @@ def test_a_smaller_batch_is_named_where_it_fits() -> None:
         check_memory(strategy_of(domain, AllReduce), domain)
     # 16 MB of values, buffer and state, a gradient of 1 MB, and 5 MB of outputs an example.
     assert "at a batch size of 2 a replica (now 8)" in refused.value.remedy
+    assert "checkpoints are not counted" in refused.value.remedy
 
 
 def test_a_population_is_sifted() -> None:

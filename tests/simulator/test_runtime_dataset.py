@@ -1,5 +1,6 @@
 """A dataset's folder: written, read back, damaged; as pandas, in figures and as a datasheet."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from autosync.documents import text_hash, to_data, to_json
 from autosync.errors import InvalidInput, NotFound
 from autosync.population import decode
 from autosync.simulator.dataset_description import KINDS, datasheet, summaries, trials_table
@@ -106,6 +108,34 @@ def test_missing_files_and_columns_are_named(domains: list[MeasuredDomain], tmp_
     (tmp_path / "domains" / f"{domains[0].domain.id}.json").unlink()
     with pytest.raises(NotFound, match=domains[0].domain.id):
         load_dataset(tmp_path)
+
+
+def test_a_domain_that_was_changed_is_not_the_measured_one(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    first, other = (each.domain for each in domains[:2])
+    write_dataset(tmp_path, [first], rows_of(domains[0]))
+    file = tmp_path / "domains" / f"{first.id}.json"
+    file.write_text(json.dumps(to_data(first), indent=2))
+    assert load_dataset(tmp_path)[0].domain == first
+    file.write_text(to_json(other))
+    with pytest.raises(InvalidInput, match=f"holds another domain, {other.id}"):
+        load_dataset(tmp_path)
+
+
+def test_a_domain_may_have_the_text_of_an_earlier_version(
+    domains: list[MeasuredDomain], tmp_path: Path
+) -> None:
+    """Which wrote, and so counted to its identity, what this one leaves out."""
+    domain = domains[0].domain
+    text = to_json(to_data(domain) | {"accumulate": 1})
+    identity = text_hash(text)
+    write_dataset(tmp_path, [domain], rows_of(domains[0]))
+    for name in ("trials", "strategies"):
+        file = tmp_path / f"{name}.parquet"
+        pd.read_parquet(file).assign(domain=identity).to_parquet(file, index=False)
+    (tmp_path / "domains" / f"{identity}.json").write_text(f"{text}\n")
+    assert [each.domain for each in load_dataset(tmp_path)] == [domain]
 
 
 def test_measurements_must_fit_their_strategies(domains: list[MeasuredDomain]) -> None:

@@ -48,3 +48,13 @@ def test_what_the_model_itself_reads_is_not_tied() -> None:
 def test_what_is_never_called_stays_in_the_root() -> None:
     graph = replace(by_module(), uncalled=("layers", "layers.1"))
     assert held_units(domain_of(graph)) == ("layers.0", "layers.2")
+
+
+def test_frozen_parameters_are_left_to_the_job_itself() -> None:
+    """A rank gathers them as well, which is in no prediction and no replayed trial."""
+    adapters = domain_of(replace(layered_graph(), frozen_bytes=14 * 10**9))
+    with pytest.raises(NotSupported, match="14 GB of frozen parameters") as refused:
+        held_units(adapters)
+    assert "autosync.tune" in refused.value.remedy
+    table = domain_of(replace(layered_graph(), frozen_bytes=100))
+    assert held_units(table) == held_units(domain_of(layered_graph()))

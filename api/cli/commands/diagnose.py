@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from autosync.api.cli.console import say
-from autosync.api.cli.options import Output
+from autosync.api.cli.console import CONTROLS, say
+from autosync.api.cli.options import Autocast, Output
 from autosync.api.cli.output_files import check_writable, write_text
 from autosync.optimizers import FOR_OTHERS, OptimizerName
 from autosync.units import milliseconds
@@ -61,6 +61,7 @@ def diagnose(
     optimizer: Annotated[
         OptimizerName | None, typer.Option(help="Of MODEL.", show_default=FOR_OTHERS)
     ] = None,
+    autocast: Autocast = None,
     iterations: Annotated[
         int | None,
         typer.Option(
@@ -98,7 +99,7 @@ def diagnose(
         from autosync.api.engine.request_checks import refuse_given
 
         of_model: dict[str, object] = {"--wrap": wrap, "--optimizer": optimizer}
-        of_model |= {"--iterations": iterations}
+        of_model |= {"--autocast": autocast, "--iterations": iterations}
         of_model |= {"--no-predict" if predict is False else "--predict": predict}
         refuse_given(
             of_model,
@@ -112,15 +113,21 @@ def diagnose(
     else:
         assert model is not None
         live = _of_ranks(
-            model, wrap or "ddp", optimizer or FOR_OTHERS, iterations or 10, predict is not False
+            model,
+            wrap or "ddp",
+            optimizer or FOR_OTHERS,
+            iterations or 10,
+            predict is not False,
+            autocast,
         )
         if live is None:
             return
         found = live
+    # before the file, which may fail
+    typer.echo(found.to_json() if json else found.to_text().translate(CONTROLS))
     if output is not None:
         write_text(output, _written(found, output.suffix))
         say(f"wrote {escape(str(output))}")
-    typer.echo(found.to_json() if json else found.to_text())
 
 
 def _written(found: "Diagnosis", suffix: str) -> str:
@@ -133,24 +140,16 @@ def _written(found: "Diagnosis", suffix: str) -> str:
 
 
 def _of_traces(files: list[Path]) -> "Diagnosis":
+    from autosync.api.cli.domain_arguments import read_bytes
     from autosync.diagnosis.breakdown import break_down
     from autosync.diagnosis.mistakes import find_mistakes
     from autosync.diagnosis.rank_trace import rank_trace
     from autosync.diagnosis.report import Diagnosis
-    from autosync.errors import InvalidInput
-    from autosync.interop.trace_profile import load_trace
+    from autosync.interop.trace_profile import MAX_TRACE_BYTES, load_trace
 
     traces = []
     for file in files:
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise InvalidInput(
-                f"cannot read the trace {str(file)!r}: {error.strerror}.",
-                thing="trace",
-                value=str(file),
-                remedy="Give what export_chrome_trace wrote, one file a rank.",
-            ) from None
+        data = read_bytes(file, "trace", MAX_TRACE_BYTES)
         traces.append(rank_trace(load_trace(data, file.name), file.name))
     breakdown = break_down(traces)
     named = all(each.host for each in traces)
@@ -175,7 +174,12 @@ def _of_traces(files: list[Path]) -> "Diagnosis":
 
 
 def _of_ranks(
-    target: str, wrap: str, optimizer: OptimizerName, iterations: int, predict: bool
+    target: str,
+    wrap: str,
+    optimizer: OptimizerName,
+    iterations: int,
+    predict: bool,
+    autocast: str | None,
 ) -> "Diagnosis | None":
     """None on ranks but the first."""
     from autosync.errors import InvalidInput
@@ -190,13 +194,16 @@ def _of_ranks(
     import torch
     import torch.distributed as dist
 
+    from autosync.api.cli.model_arguments import autocast_type
     from autosync.importing.model_target import load_target
+    from autosync.importing.recording_devices import under_autocast
     from autosync.importing.several_examples import each_example
     from autosync.importing.training_step import loss_of, map_tensors, module_arguments
     from autosync.search.live.diagnosis import diagnose as diagnose_job
     from autosync.trials.worker.training_job import make_optimizer
 
     made = load_target(target, allocate=True)
+    lower = autocast_type(autocast)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else None
     if device is not None:
@@ -205,15 +212,28 @@ def _of_ranks(
     try:
         inner = made.module.to(device)
         inputs = map_tensors(next(iter(each_example(made.example_inputs))), lambda t: t.to(device))
-        model: nn.Module
-        if wrap == "ddp":
-            model = torch.nn.parallel.DistributedDataParallel(inner)
-        else:
-            model = _sharded(inner)
         arguments, keywords = module_arguments(inner, inputs, made.loss)
 
+        def backward(model: "nn.Module") -> None:
+            with under_autocast(lower, "cuda" if on_gpu else "cpu"):
+                loss = loss_of(model(*arguments, **keywords), inputs, made.loss)
+            loss.backward()
+
+        model: nn.Module
+        if wrap == "ddp":
+            _check_step(target, lambda: backward(inner))
+            left_out = any(p.requires_grad and p.grad is None for p in inner.parameters())
+            unused = torch.tensor(float(left_out), device=device)
+            dist.all_reduce(unused, dist.ReduceOp.MAX)  # ranks must give DDP the same
+            inner.zero_grad()
+            model = torch.nn.parallel.DistributedDataParallel(
+                inner, find_unused_parameters=bool(unused)
+            )
+        else:
+            model = _sharded(inner)
+
         def step(model: "nn.Module", optimizer: torch.optim.Optimizer) -> None:
-            loss_of(model(*arguments, **keywords), inputs, made.loss).backward()
+            backward(model)
             optimizer.step()
             optimizer.zero_grad()
 

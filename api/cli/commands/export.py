@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.completion import complete_strategy, complete_tuning
-from autosync.api.cli.console import out, print_json
+from autosync.api.cli.console import out, print_json, say
 from autosync.api.cli.options import Json
 from autosync.api.cli.output_files import write_text
 from autosync.errors import InvalidInput, NotSupported
@@ -94,7 +94,8 @@ def export(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where its trials go, for `--from` and `autosync.tune(since=...)`.",
+            help="Where its trials go, for `--from` and `autosync.tune(since=...)`. Given alone, "
+            "no bundle is written.",
             show_default=False,
         ),
     ] = None,
@@ -110,6 +111,7 @@ def export(
 
         autosync export 3f2a90c1 -o best.json
         autosync export 3f2a90c1 -o best.json --trials measured.json
+        autosync export 3f2a90c1 --trials measured.json
         autosync export 3f2a90c1 -o best.json --swap-gb 15.5
         autosync export 3f2a90c1 -o best.json --swap-gb 15.5 --swap-state
         autosync export 3f2a90c1 --for ddp
@@ -139,6 +141,10 @@ def export(
     tunings, tuning_id = at.client.tunings, find_tuning(at.client, tuning).id
     if trials is not None:
         write_text(trials, to_json(tunings.measured(tuning_id)))
+        asked = (output, framework, strategy, swap_gb)
+        if not json and all(each is None for each in asked):
+            say(f"[dim]trials written to {escape(str(trials))}[/]")
+            return
     if strategy is not None:
         strategy = find_strategy(strategy, tunings.strategies(tuning_id).items)
     if framework is not None:

@@ -51,7 +51,7 @@ def import_cluster(
     ] = None,
     per_host: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Devices a host, also where the list says other."),
+        typer.Option(min=1, max=1024, help="Devices a host, also where the list says otherwise."),
     ] = None,
     intra_gbps: Annotated[
         float | None, typer.Option(help="Payload rate between a host's devices, in Gbit/s.")

@@ -1,15 +1,13 @@
 """`autosync import`: from a module to its graph."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from autosync.api.cli.console import out, print_json, say
-from autosync.api.cli.options import Batch, Model, Output
+from autosync.api.cli.options import Autocast, Batch, Model, Output
 from autosync.api.cli.output_files import write_text
-
-Autocast = Literal["bfloat16", "float16"]
 
 
 def import_model(
@@ -20,11 +18,10 @@ def import_model(
         bool, typer.Option("--values", help="Run a step that depends on values on the CPU.")
     ] = False,
     length: Annotated[
-        int | None, typer.Option("--length", help="Tokens in a sentence, of a config or ONNX file.")
+        int | None,
+        typer.Option("--length", min=1, help="Tokens in a sentence, of a config or ONNX file."),
     ] = None,
-    autocast: Annotated[
-        Autocast | None, typer.Option("--autocast", help="Record under mixed precision.")
-    ] = None,
+    autocast: Autocast = None,
 ) -> None:
     """Record a model's dataflow graph, without allocating its weights.
 
@@ -49,12 +46,12 @@ def import_model(
         print_json(to_data(graph))
         return
     write_text(output, to_json(graph))
-    flops = sum(o.forward_flops + o.backward_flops for o in graph.operations)
+    frozen = f", {graph.frozen_bytes / 1e6:.0f} MB frozen" if graph.frozen_bytes else ""
     out.print(
         f"{escape(graph.name)}: {len(graph.operations)} operations, "
         f"{len(graph.variables)} variables, "
-        f"{graph.parameters / 1e6:.1f} M parameters ({graph.size_bytes / 1e6:.0f} MB), "
-        f"{flops / 1e9:.0f} GFLOP a step at batch size {graph.batch_size}"
+        f"{graph.parameters / 1e6:.1f} M parameters ({graph.size_bytes / 1e6:.0f} MB{frozen}), "
+        f"{graph.flops / 1e9:.0f} GFLOP a step at batch size {graph.batch_size}"
     )
     if graph.examples > 1:
         counted = ", ".join(f"{number} in {seen}" for seen, number in seen_by_count(graph).items())

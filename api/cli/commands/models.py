@@ -81,11 +81,10 @@ def _show(graph: "ModelGraph", json: bool) -> None:
     if json:
         print_json(to_data(graph))
         return
-    flops = sum(each.forward_flops + each.backward_flops for each in graph.operations)
     sparse = sum(each.sparse for each in graph.variables)
     out.print(
         f"[bold]{escape(graph.name)}[/], batch {graph.batch_size} a replica: "
-        f"{len(graph.operations)} operations, {flops / 1e9:.1f} GFLOP a step; "
+        f"{len(graph.operations)} operations, {graph.flops / 1e9:.1f} GFLOP a step; "
         f"{len(graph.variables)} variables, "
         f"{graph.size_bytes / 1e6:.1f} MB" + (f", {sparse} with sparse gradients" if sparse else "")
     )

@@ -1,5 +1,6 @@
 """`autosync profile`: the compute seconds of each operation."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from autosync.api.cli.console import number_of_ms, out, print_json, print_table, say, warn
-from autosync.api.cli.options import Batch, Efficiency, Model, Output, StepSeconds
+from autosync.api.cli.options import Autocast, Batch, Efficiency, Model, Output, StepSeconds
 from autosync.api.cli.output_files import check_writable, write_text
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def profile(
         ),
     ] = None,
     batch: Batch = None,
+    autocast: Autocast = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Measure a model's operations on this machine's CPU or GPU, or estimate them for a device.
@@ -50,6 +52,7 @@ def profile(
 
         autosync profile resnet50 --batch 4 -o cpu.json       # measured here
         autosync profile resnet50 --device cuda:0 -o gpu.json # measured by CUDA events
+        autosync profile train:example --device cuda:0 --autocast bfloat16 -o gpu.json
         autosync profile resnet50 --device v100               # a roofline, marked as an estimate
         autosync profile resnet50 --device v100 --step-seconds 0.105 -o v100.json
         autosync profile mine.json --device v100 --trace trace.json -o v100.json
@@ -69,9 +72,10 @@ def profile(
         }
         remedy = "Leave out one of both."
         refuse_given(given, "beside --trace, which has the seconds", remedy)
-        graph, found = _traced(model, batch, device, trace)
+        graph, found = _traced(model, batch, device, trace, autocast)
     else:
-        graph, found = _found(model, batch, device, efficiency, step_seconds, iterations)
+        graph, found = _found(model, batch, device, efficiency, step_seconds, iterations, autocast)
+    found = replace(found, forward_flops=graph.forward_flops)
     if output is not None:
         write_text(output, to_json(found))
         say(f"[dim]written to {escape(str(output))}[/]")
@@ -88,8 +92,11 @@ def _found(
     efficiency: float | None,
     step_seconds: float | None,
     iterations: int | None,
+    autocast: str | None,
 ) -> "tuple[ModelGraph, Profile]":
     from autosync.api.cli.model_arguments import (
+        RecordingChoice,
+        autocast_type,
         foreign_name,
         is_foreign_module,
         load_graph,
@@ -110,7 +117,7 @@ def _found(
             "Leave it out, or leave out --step-seconds, --efficiency and a --device that is no GPU "
             "of this machine.",
         )
-        graph = load_graph(model, batch)
+        graph = load_graph(model, batch, RecordingChoice(autocast=autocast))
         settings = ComputeSettings(step_seconds=step_seconds, efficiency=efficiency)
         return graph, profile_at(graph, device or "cpu", settings)
     from autosync.importing.several_examples import moved_examples
@@ -119,23 +126,30 @@ def _found(
     module, inputs, loss, size = load_module(model, batch)
     say(f"[dim]running the model on {device if on_gpu else 'the CPU of this machine'}[/]")
     name = foreign_name(model) if is_foreign_module(model) else model.partition(":")[2] or model
-    graph = recorded_graph(module, inputs, loss, name, size, values=True)  # it runs here anyway
+    # with values, since it runs here anyway
+    graph = recorded_graph(module, inputs, loss, name, size, values=True, autocast=autocast)
     module.to(place)
     inputs = moved_examples(inputs, place)
     measured = measure_profile(
-        module, inputs, loss, graph, iterations=iterations or 5, device=str(place)
+        module,
+        inputs,
+        loss,
+        graph,
+        iterations=iterations or 5,
+        device=str(place),
+        autocast=autocast_type(autocast),
     )
     return graph, measured
 
 
 def _traced(
-    model: str, batch: int | None, device: str | None, trace: Path
+    model: str, batch: int | None, device: str | None, trace: Path, autocast: str | None
 ) -> "tuple[ModelGraph, Profile]":
     from autosync.api.cli.domain_arguments import read_bytes
-    from autosync.api.cli.model_arguments import load_graph
+    from autosync.api.cli.model_arguments import RecordingChoice, load_graph
     from autosync.interop.trace_profile import MAX_TRACE_BYTES, read_trace_profile
 
-    graph = load_graph(model, batch)
+    graph = load_graph(model, batch, RecordingChoice(autocast=autocast))
     data = read_bytes(trace, "trace", MAX_TRACE_BYTES)
     found = read_trace_profile(data, graph, device, str(trace))
     if found.estimated:

@@ -34,8 +34,8 @@ def serve(
         str | None,
         typer.Option(
             envvar=TOKEN_VARIABLE,
-            help="Let in with this text, too, as with a key of scope admin: where a first key is "
-            "wanted without the database. Several have names: NAME:TOKEN,NAME:TOKEN. Better set in "
+            help="A text that lets in like a key of scope admin, for whoever cannot reach the "
+            "database to add a first key. Several have names: NAME:TOKEN,NAME:TOKEN. Better set in "
             "the environment, since others see command lines.",
         ),
     ] = None,

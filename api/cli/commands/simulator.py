@@ -9,7 +9,13 @@ from rich.markup import escape
 
 from autosync.api.cli.added_options import uses_service
 from autosync.api.cli.console import log_to_file, out, print_json, print_table, say
-from autosync.api.cli.options import DEFAULT_DATABASE, DatabaseUrl, Json, ServiceUrl
+from autosync.api.cli.options import (
+    DEFAULT_DATABASE,
+    DatabaseUrl,
+    Json,
+    ServiceUrl,
+    database_option,
+)
 from autosync.api.cli.output_files import check_writable, write_bytes, write_text
 from autosync.errors import AutosyncError, InvalidInput
 
@@ -105,9 +111,9 @@ def train(
             remedy="Give both, or neither to train the next version of a database.",
         )
     refuse_given(
-        {"--url": url},
+        {"--url": url, "--db": database_option(db).strip() or None},
         "on a checkpoint, which is trained here",
-        "Leave it out; `autosync simulator add --url` stores the checkpoint at a service.",
+        "Leave it out; `autosync simulator add` stores the checkpoint for tunings.",
     )
     from autosync.simulator.learned.checkpoint import (
         CheckpointCard,

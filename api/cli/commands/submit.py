@@ -14,7 +14,7 @@ from autosync.api.cli.commands.tune import tune
 from autosync.api.cli.console import say
 from autosync.api.cli.options import Model, ServiceUrl
 from autosync.api.cli.output_files import write_text
-from autosync.errors import InvalidInput
+from autosync.errors import InvalidInput, NotSupported
 
 if TYPE_CHECKING:
     from autosync.interop.slurm_script import SlurmJob
@@ -160,7 +160,20 @@ def _on_known_hosts(
 
     loaded = load_cluster(cluster)
     refuse_unsafe_addresses(loaded)
-    devices = [device for node in loaded.nodes for device in node.devices]
+    gpus = [
+        sum(one.count for one in node.devices if DEVICE_TYPES[one.type].is_gpu)
+        for node in loaded.nodes
+    ]
+    if min(gpus) < max(gpus):
+        most, fewest = (loaded.nodes[gpus.index(count)].address for count in (max(gpus), min(gpus)))
+        raise NotSupported(
+            f"host {most!r} has {max(gpus)} GPUs and host {fewest!r} has {min(gpus)}: a job asks "
+            "for equally many of every host.",
+            thing="CLUSTER",
+            value=cluster,
+            remedy="Take hosts with equally many GPUs. Or run `autosync tune --launcher command "
+            "--prefix 'ssh {host}'` yourself, where you may reach the hosts of your jobs by ssh.",
+        )
     if url is None:
         command = _tuning(model, cluster, options, python)
     else:
@@ -169,7 +182,7 @@ def _on_known_hosts(
     return SlurmJob(
         nodes=len(loaded.nodes),
         ranks_per_host=max(sum(device.count for device in node.devices) for node in loaded.nodes),
-        on_gpus=any(DEVICE_TYPES[device.type].is_gpu for device in devices),
+        on_gpus=any(gpus),
         python=python,
         commands=(command,),
         hosts=tuple(node.address for node in loaded.nodes),

@@ -32,8 +32,8 @@ def verify(
     allow_lossy: Annotated[bool, typer.Option(help="Allow lossy encodings.")] = False,
     allow_inexact: Annotated[bool, typer.Option(help="Allow updates that are late.")] = False,
 ) -> None:
-    """Check that a strategy fits a model and a cluster, with its memory, and synchronizes every
-    variable.
+    """Check that a strategy fits a model, a cluster and the memory of its devices, and synchronizes
+    every variable.
 
     What does not fit is refused with the numbers, and with what would make it fit.
     Says so where it can be predicted but not run (owners on dedicated server hosts).

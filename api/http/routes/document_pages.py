@@ -111,12 +111,22 @@ def upload_log(
     document: Upload,
     cluster: Annotated[str, Form(max_length=200)],
 ) -> Response:
-    """A log of nccl-tests, and the cluster that it is of."""
+    """A log of nccl-tests, and the cluster that it is of. Where predictions do not follow the log,
+    the answer is the page of the new cluster, which says why."""
     try:
-        stored, _ = store_calibrated(database, cluster, document, Stated(), limits)
+        stored, found = store_calibrated(database, cluster, document, Stated(), limits)
     except AutosyncError as error:
         return show(request, "documents/cluster.html", _cluster(session, cluster, error), 422)
+    if told := [*found.warnings, *(each.warning for each in found.curves if each.warning)]:
+        shown = _cluster(session, stored.id) | {"told": told}
+        return show(request, "documents/cluster.html", shown)
     return RedirectResponse(f"/clusters/{stored.id}", 303)
+
+
+@router.get("/clusters/calibrate")
+def log_form() -> Response:
+    """The form of a log is on the page of its cluster; a reader comes here after a log-in."""
+    return RedirectResponse("/clusters", 303)
 
 
 @router.get("/clusters/{name}")
@@ -156,6 +166,13 @@ def simulators_page(request: Request, session: Reading, cursor: Cursor = None) -
         "charts": _charts(session, None),
     }
     return show(request, "home/simulators.html", shown)
+
+
+@router.get("/simulators/trainings")
+@router.get("/simulators/{number}/promote")
+def version_forms() -> Response:
+    """As of `log_form`."""
+    return RedirectResponse("/simulators", 303)
 
 
 @router.get("/simulators/{name}")

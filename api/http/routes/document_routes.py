@@ -15,7 +15,7 @@ from autosync.api.http.dependencies import (
     Reading,
     sort_of,
 )
-from autosync.api.http.entity_tags import FOREVER, UNCHANGED, SeenTags, tagged
+from autosync.api.http.entity_tags import ASK_AGAIN, FOREVER, UNCHANGED, SeenTags, tagged
 from autosync.api.http.openapi import (
     DOCUMENTS,
     document_answer,
@@ -27,8 +27,10 @@ from autosync.api.http.openapi import (
 from autosync.api.http.uploads import StoredRow, store_calibrated, store_cluster, store_graph
 from autosync.api.views import documents
 from autosync.api.views.schemas import CalibratedCluster, Clusters, Graphs, StoredDocument
+from autosync.cluster.cluster_file import bundled_clusters
 from autosync.cluster.collective_curve import CollectiveOperation
 from autosync.interop.nccl_tests import Stated
+from autosync.models import is_bundled
 
 router = APIRouter(prefix="/v1", tags=["documents"])
 GraphSort = Annotated[str, sort_of(documents.GRAPH_SORTS)]
@@ -90,7 +92,9 @@ def get_graphs(
     responses={**document_answer("ModelGraph", "The graph."), **UNCHANGED, **refusals(404)},
 )
 def get_graph(graph_id: Id, session: Reading, seen: SeenTags = None) -> Response:
-    return _document(documents.graph_document(session, graph_id), seen)
+    """A posted graph by its id, or a bundled one by its name."""
+    text = documents.graph_document(session, graph_id)
+    return _document(text, seen, bundled=is_bundled(graph_id))
 
 
 @router.post(
@@ -145,7 +149,9 @@ def get_clusters(
     responses={**document_answer("Cluster", "The cluster."), **UNCHANGED, **refusals(404)},
 )
 def get_cluster(cluster_id: Id, session: Reading, seen: SeenTags = None) -> Response:
-    return _document(documents.cluster_document(session, cluster_id), seen)
+    """A posted cluster by its id, or a bundled one by its name."""
+    text = documents.cluster_document(session, cluster_id)
+    return _document(text, seen, bundled=cluster_id in bundled_clusters())
 
 
 @router.get(
@@ -178,5 +184,6 @@ def _stored(request: Request, response: Response, path: str, row: StoredRow) -> 
     return StoredDocument(id=row.id, name=row.name, location=location)
 
 
-def _document(text: str, seen: str | None) -> Response:
-    return tagged(lambda: text, seen, cache=FOREVER)
+def _document(text: str, seen: str | None, *, bundled: bool = False) -> Response:
+    """bundled: by a name, which another version may give to another document."""
+    return tagged(lambda: text, seen, cache=ASK_AGAIN if bundled else FOREVER)

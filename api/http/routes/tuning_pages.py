@@ -97,7 +97,7 @@ def charts_fragment(tuning_id: Id, request: Request, session: Reading) -> Respon
         "tuning": tuning,
         "charts": charts,
         "limit": limit,
-        "simulator_page": simulator_page(tuning),
+        "simulator_page": simulator_page(session, tuning),
     }
     return show(request, "tuning/charts.html", shown)
 
@@ -240,7 +240,7 @@ def _status(session: Session, tuning_id: str) -> dict[str, Any]:
         "headline": headline(tuning, ddp, ran_on, place),
         "answer": _answer(session, tuning),
         "ddp_seconds": ddp,
-        "simulator_page": simulator_page(tuning),
+        "simulator_page": simulator_page(session, tuning),
         "ran_on": ran_on or tuning.launcher,
         "caveats": caveats_of([tuning])[tuning_id],
         "service": service.service_activity(session),

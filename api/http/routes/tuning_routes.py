@@ -199,7 +199,8 @@ def get_bundle(
     tuning_id: Id, session: Reading, strategy: StrategyId = None, seen: SeenTags = None
 ) -> Response:
     """What `autosync.distribute` applies: the confirmed answer, or any strategy of the tuning."""
-    headers = {"Content-Disposition": 'attachment; filename="best.json"'}
+    named = "" if strategy else '; filename="best.json"'  # a page names the others by what they are
+    headers = {"Content-Disposition": f"attachment{named}"}
     return tagged(lambda: bundle_document(session, tuning_id, strategy), seen, headers=headers)
 
 

@@ -5,13 +5,13 @@ import base64
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from sqlalchemy import select
 
 from autosync.api.db.lookup import stored
 from autosync.api.db.tables import ProposalRow, TuningRow
 from autosync.api.engine import job_queue
-from autosync.api.engine.database_store import DatabaseStore, check_fence
+from autosync.api.engine.database_store import DatabaseStore, check_fence, next_part
 from autosync.api.engine.job_queue import Abilities, Claim
 from autosync.api.engine.simulator_store import trained_files
 from autosync.api.engine.tuning_answer import TuningAnswer
@@ -22,6 +22,7 @@ from autosync.api.http.openapi import document_answer, posted, refusals
 from autosync.api.views.work_schemas import (
     ClaimedTuning,
     ClaimingWorker,
+    EarlierWork,
     Failure,
     GivenUp,
     HeldClaim,
@@ -31,7 +32,6 @@ from autosync.api.views.work_schemas import (
     Renewal,
     Spent,
     TrainedFiles,
-    TuningWork,
 )
 from autosync.cancellation import Cancelled
 from autosync.documents import from_json, to_json
@@ -44,8 +44,10 @@ from autosync.trials.contract import TrialResult
 router = APIRouter(prefix="/v1/queue", tags=["work"], dependencies=[NEEDS_WORKER])
 CLAIMED = "/claims/{tuning_id}/{fence}"
 JSON = "application/json"
-WORK = document_answer("TuningWork", "The request, and what was proposed and measured so far.")
+WORK = document_answer("TuningRequest", "What to do.")
+EARLIER = document_answer("EarlierWork", "The next proposals and trials; none behind the last.")
 Fence = Annotated[int, Path(ge=0, lt=2**53, description="The number of the claim.")]
+First = Annotated[int, Query(ge=0, lt=2**31, description="The number of the first, from 0.")]
 
 
 def named_claim(tuning_id: Id, fence: Fence) -> Claim:
@@ -112,10 +114,22 @@ def post_renewal(named: NamedClaim, body: Renewal, database: DatabaseDep) -> Hel
     responses={**WORK, **refusals(404, 409, 410)},
 )
 def get_work(held: HeldClaimDep, database: DatabaseDep) -> Response:
-    """What to do, and what is done."""
-    queue = DatabaseQueue(database)
-    store = queue.store(held)
-    found = TuningWork(queue.request(held), tuple(store.proposals()), tuple(store.trials()))
+    """What to do."""
+    return Response(to_json(DatabaseQueue(database).request(held)), media_type=JSON)
+
+
+@router.get(
+    CLAIMED + "/trials",
+    response_class=Response,
+    responses={**EARLIER, **REFUSED},
+)
+def get_trials(held: HeldClaimDep, database: DatabaseDep, first: First = 0) -> Response:
+    """What was proposed and measured before, in parts: as many of both from the first on as make no
+    large answer."""
+    with database.reading() as session:
+        most, _ = next_part(session, held.job_id, first)
+    store = DatabaseQueue(database).store(held)
+    found = EarlierWork(tuple(store.proposals(first, most)), tuple(store.trials(first, most)))
     return Response(to_json(found), media_type=JSON)
 
 

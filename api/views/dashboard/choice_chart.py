@@ -56,8 +56,9 @@ def chosen_values(
     ]
 
 
-def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
-    """values: at least one. ddp_seconds: a line, where DDP was measured."""
+def choice_chart(values: list[ChosenValue], ddp_seconds: float | None, left_out: str = "") -> Chart:
+    """values: at least one. ddp_seconds: a line, where DDP was measured. left_out: a sentence on
+    measured strategies that are not among them."""
     spans: list[Point] = []
     medians: list[Point] = []
     for row, each in enumerate(values):
@@ -96,7 +97,7 @@ def choice_chart(values: list[ChosenValue], ddp_seconds: float | None) -> Chart:
             for each in values
         ),
         "Strategies differ in several choices at once, so a row does not show the effect of its "
-        "choice alone.",
+        f"choice alone. {left_out}".strip(),
     )
 
 

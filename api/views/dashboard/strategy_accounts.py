@@ -25,7 +25,7 @@ from autosync.api.views.prediction_errors import FEWEST_MEASURED, predicted_word
 from autosync.api.views.prediction_ranges import calibrate, predicted_ranges
 from autosync.api.views.rankings import ranked_strategies, ranked_strategy
 from autosync.api.views.timeline_schemas import Timeline
-from autosync.api.views.tuning_schemas import RankedStrategy, is_settled
+from autosync.api.views.tuning_schemas import RankedStrategy
 from autosync.documents import from_json
 from autosync.population import encode
 from autosync.search.loop.outcome import is_ddp
@@ -172,7 +172,7 @@ def compared_facts(
         ),
         "Predicted: bound by": lambda a: a.prediction.binding,
         "Busiest link": _busiest,
-        "Share of the limit": lambda a: percent_in_words(a.prediction.limit_percent),
+        "Predicted: share of the limit": lambda a: percent_in_words(a.prediction.limit_percent),
         "Peak memory, measured": lambda a: bytes_in_words(a.peak_memory_bytes),
     }
     carried = {key for account in accounts for key, _ in account.prediction.extensions}
@@ -222,7 +222,7 @@ def _speedup_words(account: StrategyAccount) -> str:
         return "–"
     if not row.confirmed:
         return f"{row.speedup:.2f}×, not confirmed"
-    settled = "" if is_settled(row.spread) else ", not settled"
+    settled = "" if row.settled else ", not settled"
     return f"{row.speedup:.2f}× ({row.speedup_low:.2f} to {row.speedup_high:.2f}){settled}"
 
 

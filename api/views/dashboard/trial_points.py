@@ -7,8 +7,8 @@ import numpy as np
 from sqlalchemy import Double, select, type_coerce
 from sqlalchemy.orm import Session
 
-from autosync.api.db.tables import ProposalRow, TrialRow
-from autosync.search.loop.outcome import DDP
+from autosync.api.db.tables import ProposalRow, StrategySummaryRow, TrialRow
+from autosync.search.loop.outcome import DDP, reporting_half
 from autosync.simulator.ranking_accuracy import pairs_ranked
 
 MOST_IN_A_ROUND = 500
@@ -51,10 +51,11 @@ def trial_points(session: Session, tuning_id: str) -> list[TrialPoint]:
 
 
 def median_seconds(points: Iterable[TrialPoint]) -> float | None:
-    """Over trials of one strategy: of the confirmation alone where it was confirmed."""
+    """Over trials of one strategy, in the order in which they ran: of the repeats that report
+    where it was confirmed."""
     known = list(points)
     confirming = [point.step_seconds for point in known if point.phase == "confirm"]
-    deciding = confirming or [point.step_seconds for point in known]
+    deciding = reporting_half(confirming) or [point.step_seconds for point in known]
     return float(np.median(deciding)) if deciding else None
 
 
@@ -62,13 +63,11 @@ def ddp_seconds(points: Iterable[TrialPoint]) -> float | None:
     return median_seconds(point for point in points if point.is_ddp)
 
 
-def median_by_strategy(points: Iterable[TrialPoint]) -> dict[str, float]:
-    """Seconds by the strategy's id, the fastest first."""
-    trials: dict[str, list[TrialPoint]] = {}
-    for point in points:
-        trials.setdefault(point.strategy_id, []).append(point)
-    medians = {key: median_seconds(mine) or mine[0].step_seconds for key, mine in trials.items()}
-    return dict(sorted(medians.items(), key=lambda each: each[1]))
+def measured_strategies(session: Session, tuning_id: str) -> Sequence[StrategySummaryRow]:
+    """As the ranking judges them, the fastest first."""
+    of = StrategySummaryRow
+    query = select(of).where(of.tuning_id == tuning_id, of.step_seconds.is_not(None))
+    return session.scalars(query.order_by(of.sort_seconds, of.origin, of.position)).all()
 
 
 def best_so_far(points: Sequence[TrialPoint]) -> list[float]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
+from autosync.api.db.tables import StrategySummaryRow
 from autosync.api.views.bucket_curve import bucket_chart, bucket_curve
 from autosync.api.views.charts import Axis, Chart, Plot, Rule, Series, in_reach
 from autosync.api.views.dashboard.choice_chart import choice_chart, chosen_values
@@ -13,9 +14,7 @@ from autosync.api.views.dashboard.trial_points import (
     RankedPairs,
     TrialPoint,
     best_so_far,
-    ddp_seconds,
-    median_by_strategy,
-    median_seconds,
+    measured_strategies,
     pairs_by_round,
     trial_points,
 )
@@ -24,6 +23,7 @@ from autosync.api.views.rankings import (
     baseline_strategy,
     confirmed_speedups,
     ddp_strategy,
+    measured_ddp_seconds,
 )
 from autosync.api.views.tuning_schemas import Tuning, what_happened
 from autosync.search.loop.outcome import DDP
@@ -44,9 +44,10 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
     limit = limit_of(session, tuning.id)
     if not points:
         return [], limit
+    measured, ddp = measured_strategies(session, tuning.id), measured_ddp_seconds(session, tuning)
     charts = [
-        convergence_chart(points, limit.seconds),
-        _predictions(session, tuning, points, limit.seconds),
+        convergence_chart(points, limit.seconds, ddp),
+        _predictions(session, tuning, measured, limit.seconds),
     ]
     if (confirmation := _confirmation(session, tuning, points, limit.seconds)) is not None:
         charts.append(confirmation)
@@ -54,20 +55,23 @@ def tuning_charts(session: Session, tuning: Tuning) -> tuple[list[Chart], Limit]
         charts.append(_rounds(rounds))
     if (buckets := bucket_chart(bucket_curve(session, tuning.id))) is not None:
         charts.insert(0, buckets)
-    medians = median_by_strategy(points)
+    medians = {each.strategy_id: each.step_seconds or 0.0 for each in measured}
     labels = strategy_labels(session, list(medians)[:NAMED])
     if values := chosen_values(labels, medians):
-        charts.append(choice_chart(values, ddp_seconds(points)))
+        left_out = f"Only the fastest {NAMED} count here." if len(medians) > NAMED else ""
+        charts.append(choice_chart(values, ddp, left_out))
     return charts, limit
 
 
-def convergence_chart(points: Sequence[TrialPoint], limit_seconds: float) -> Chart:
-    """Step time of every trial in the order they ran, and the best so far. points: at least
-    one."""
+def convergence_chart(
+    points: Sequence[TrialPoint], limit_seconds: float, ddp: float | None = None
+) -> Chart:
+    """Step time of every trial in the order they ran, and the best so far. points: at least one.
+    ddp: its seconds as ranked, where it was measured."""
     best = best_so_far(points)
     changes = [i for i in range(len(best)) if not i or best[i] != best[i - 1]]
     measured = [point.step_seconds for point in points]
-    known = [("DDP", ddp_seconds(points)), ("limit", limit_seconds)]
+    known = [("DDP", ddp), ("limit", limit_seconds)]
     rules = [(name, seconds) for name, seconds in known if seconds is not None]
     drawn = [Rule("y", s * 1e3, name) for name, s in rules if in_reach(s, measured)]
     beyond = [f" {n} {milliseconds(s)}." for n, s in rules if not in_reach(s, measured)]
@@ -132,14 +136,17 @@ def _thinned(points: Sequence[TrialPoint]) -> list[TrialPoint]:
 
 
 def _predictions(
-    session: Session, tuning: Tuning, points: Sequence[TrialPoint], limit_seconds: float
+    session: Session,
+    tuning: Tuning,
+    measured: Sequence[StrategySummaryRow],
+    limit_seconds: float,
 ) -> Chart:
-    """Predicted against measured; on the diagonal predictions are right."""
-    medians = median_by_strategy(points)
-    first = {point.strategy_id: point for point in reversed(points)}
+    """Predicted against measured; on the diagonal predictions are right. measured: at least one."""
+    medians = {each.strategy_id: each.step_seconds or 0.0 for each in measured}
+    origins = {each.strategy_id: each.origin for each in measured}
     names = strategy_labels(session, list(medians)[:NAMED])
     named = {key: names[key].whole if key in names else key[:6] for key in medians}
-    predicted = {key: first[key].predicted_seconds for key in medians}
+    predicted = {each.strategy_id: each.predicted_seconds for each in measured}
     both = [*medians.values(), *predicted.values()]
     low, high = min(both) * 1e3, max(both) * 1e3
     version = "" if tuning.simulator_version is None else f" (version {tuning.simulator_version})"
@@ -153,7 +160,7 @@ def _predictions(
                 f"{milliseconds(seconds)}",
             )
             for key, seconds in list(medians.items())[: MOST_DOTS if not ddp else None]
-            if first[key].is_ddp == ddp
+            if (origins[key] == DDP) == ddp
         )
 
     limit = Rule("y", limit_seconds * 1e3, "limit")
@@ -234,10 +241,9 @@ def _confirmation(
         baseline, ddp = base.origin, ddp_strategy(session, tuning.id)
         happened = what_happened(ddp.error if ddp else None)
         notes.append(f"Compared with {baseline}: torch's DDP {happened}.")
-    seconds = median_seconds(each for each in points if each.strategy_id == base.strategy_id)
     rules = [Rule("x", 1.0, baseline)]
-    if seconds:
-        limit = seconds / limit_seconds
+    if base.step_seconds:
+        limit = base.step_seconds / limit_seconds
         notes.append(f"The limit is {limit:.2f} times as fast as {baseline}.")
         if in_reach(limit, [1.0, *(value for each in confirmed for value in each.repeats)]):
             rules.append(Rule("x", limit, "limit"))

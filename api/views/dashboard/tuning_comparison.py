@@ -16,7 +16,7 @@ from autosync.api.views.dashboard.trial_points import (
 from autosync.api.views.prediction_errors import predicted_words
 from autosync.api.views.rankings import measured_ddp_seconds, ranked_strategy
 from autosync.api.views.tuning_schemas import Tuning
-from autosync.api.views.verdict import Caveat, Headline, caveats_of, headline
+from autosync.api.views.verdict import DETAILS, Caveat, Headline, caveats_of, headline
 from autosync.errors import InvalidInput
 from autosync.units import counted, fraction_in_words, milliseconds, scales_in_words
 
@@ -149,21 +149,30 @@ def _speedup(tuning: Tuning) -> str:
     return f"{result.speedup:.3f}×{over}"
 
 
+def _ran_on(tuning: Tuning) -> str:
+    """Without what differs from one start to the next, such as how exact the links' rates were."""
+    places = dict.fromkeys(DETAILS.sub(r"(\1)", each) for each in tuning.ran_on)
+    return ", ".join(places) or tuning.launcher
+
+
 OUTCOMES: dict[str, Callable[[Tuning], str]] = {
     "State": lambda t: t.state,
     "Answer": lambda t: t.result.words if t.result else "–",
     "Fastest": lambda t: milliseconds(t.result.best_seconds if t.result else t.best_seconds),
     "Speed-up": _speedup,
     "Interval": lambda t: (
-        f"{t.result.speedup_low:.3f}× to {t.result.speedup_high:.3f}×" if t.result else "–"
+        "–"
+        if t.result is None or t.result.keep_ddp or t.result.keeps_baseline
+        else f"{t.result.speedup_low:.3f}× to {t.result.speedup_high:.3f}×"
     ),
 }
 FACTS: dict[str, Callable[[Tuning], str]] = {
     "Model": lambda t: t.graph,
     "Batch size": lambda t: str(t.batch_size),
     "Batches per update": lambda t: str(t.accumulate),
+    "Space": lambda t: t.space or "plans",
     "Cluster": lambda t: f"{t.cluster}, {counted(t.world_size, 'device')}",
-    "Trials run on": lambda t: t.launcher,
+    "Trials ran on": _ran_on,
     "Bytes moved in trials": lambda t: (
         "all" if t.byte_scale == 1 else f"{fraction_in_words(t.byte_scale)} of the model's"
     ),

@@ -55,6 +55,8 @@ def form_of_tuning(session: Session, tuning_id: str) -> FormOfTuning:
         others["optimizer"] = json.loads(domain.optimizer)
     if tuning.compute != "kernels":  # which are measured
         others["profile"] = json.loads(domain.profile)
+    if row.earlier is not None:
+        others["earlier"] = json.loads(row.earlier)
     fields = {
         **_model(tuning),
         "cluster": _cluster(tuning),
@@ -72,12 +74,16 @@ def form_of_tuning(session: Session, tuning_id: str) -> FormOfTuning:
 
 def asked_like(session: Session, tuning_id: str, given: dict[str, Any]) -> dict[str, Any]:
     """What a form that `form_of_tuning` filled in asks for. The profile is taken over where model
-    and cluster are, which it is of. given: fields that are not empty. Raises NotFound."""
+    and cluster are, which it is of; earlier trials where batches per update and the space are, too.
+    given: fields that are not empty. Raises NotFound."""
     like = form_of_tuning(session, tuning_id)
-    same = all(
-        given.get(name, "") == like.fields[name] for name in ("graph", "batch_size", "cluster")
-    )
-    others = {name: value for name, value in like.others.items() if same or name != "profile"}
+
+    def same(*names: str) -> bool:
+        return all(given.get(name, "") == like.fields[name] for name in names)
+
+    of_domain = same("graph", "batch_size", "cluster")
+    kept = {"profile": of_domain, "earlier": of_domain and same("accumulate", "space")}
+    others = {name: value for name, value in like.others.items() if kept.get(name, True)}
     return others | given
 
 

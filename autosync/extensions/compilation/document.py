@@ -1,5 +1,6 @@
 """What a strategy says of torch.compile: which consecutive blocks are compiled together."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,6 +26,7 @@ class CompiledRegions(ExtensionDocument):
 
     regions: Regions
     key: ClassVar[str] = "compile_regions"
+    needs_plan: ClassVar[bool] = True
     unsteady_passes: ClassVar[int] = 2  # which the compiler works in
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -32,7 +34,7 @@ class CompiledRegions(ExtensionDocument):
         names = [name for region in self.regions for name in region]
         if not names or not all(self.regions):
             raise _refused(self.regions, "has a region without modules", "Name its modules.")
-        twice = next((name for name in names if names.count(name) > 1), "")
+        twice = next((name for name, count in Counter(names).items() if count > 1), "")
         if twice:
             raise _refused(twice, f"names {twice!r} twice", "Name each module once.")
         if "" in names:

@@ -9,7 +9,7 @@ from autosync.extensions.compilation.verification import verify
 from autosync.graph import ModelGraph
 from autosync.search.extension_proposals import ProposalRequest, Proposer
 from autosync.search.loop.predicted_candidates import carried_candidates
-from autosync.search.loop.tuning_store import Candidate
+from autosync.search.loop.tuning_store import Candidate, Origin
 from autosync.search.space import Space
 from autosync.strategy import Strategy
 
@@ -17,7 +17,7 @@ NUMBERED = re.compile(r"^(?P<list>(?:\w+\.)*?)(?P<place>\d+)\.(?P<rest>.+)$")
 """A variable of a block in a list of blocks, the outermost."""
 LEAST_BLOCKS = 2
 BASES = 1
-ORIGIN = "compiled_regions"
+ORIGIN: Origin = "compiled_regions"
 
 
 class CompilationProposer(Proposer):

@@ -11,7 +11,7 @@ from autosync.extensions.nccl.verification import check_strategy
 from autosync.nccl_knobs import NcclKnobs, NcclRange
 from autosync.search.extension_proposals import ProposalRequest, Proposer
 from autosync.search.loop.predicted_candidates import carried_candidates
-from autosync.search.loop.tuning_store import Candidate
+from autosync.search.loop.tuning_store import Candidate, Origin
 from autosync.search.space import Space
 from autosync.simulator.backends.nccl import Forced, collective_times
 from autosync.simulator.backends.nccl.algorithms import candidates
@@ -29,7 +29,7 @@ CTA_SHARES = (0.5, 0.25)
 """Of the channels that NCCL runs, left to its kernels."""
 SOCKETS = ((2, 2), (4, 2), (4, 4))
 """Threads and sockets of each, over TCP: up to what clouds set for their fastest networks."""
-ORIGIN = "nccl_knobs"
+ORIGIN: Origin = "nccl_knobs"
 
 
 class NcclProposer(Proposer):

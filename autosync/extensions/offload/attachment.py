@@ -7,8 +7,10 @@ several in a row do, or more is on the device than before, the next one is recor
 """
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -123,7 +125,7 @@ class HostSwapper:
         self._most_bytes = 0
         self._current: SwappedPass | None = None
         self._stepped: set[int] = set()
-        self._entered: list[saved_tensors_hooks | None] = []
+        self._entered: list[tuple[FrameType, saved_tensors_hooks | None]] = []
         self._handles: list[RemovableHandle] = []
 
     @property
@@ -152,6 +154,8 @@ class HostSwapper:
 
         keep_state: False leaves in host memory what is there, for whoever puts another state back.
         """
+        while self._entered:  # of a forward pass that an interrupt has ended
+            self._leave_forward()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -164,6 +168,7 @@ class HostSwapper:
     def _before_forward(self, module: nn.Module, *given: Any) -> None:
         if module is not self._model:  # a copy of the model
             return
+        self._leave_interrupted()
         hooks = None
         if torch.is_grad_enabled():
             if not self._entered:
@@ -172,13 +177,25 @@ class HostSwapper:
             hooks.__enter__()
         elif not self._entered:
             self._before_evaluation()
-        self._entered.append(hooks)
+        self._entered.append((sys._getframe(2), hooks))  # of the call of the model
 
     def _after_forward(self, module: nn.Module, *given: Any) -> None:
         if module is self._model and self._entered:
-            hooks = self._entered.pop()
-            if hooks is not None:
-                hooks.__exit__()
+            self._leave_forward()
+
+    def _leave_forward(self) -> None:
+        _, hooks = self._entered.pop()
+        if hooks is not None:
+            hooks.__exit__()
+
+    def _leave_interrupted(self) -> None:
+        """torch calls no hook behind a forward pass that Ctrl-C has ended."""
+        while self._entered:
+            try:
+                self._entered[-1][0].clear()
+            except RuntimeError:  # it still runs: the model calls itself
+                return
+            self._leave_forward()
 
     def _pack(self, tensor: Tensor) -> Packed:
         assert self._current is not None

@@ -227,7 +227,7 @@ def _peaks_without_plans(
         living = float(most_living(own, gradients, kept, batch_scale)[0] + added_up[0, 0])
         step = float(gradients[kept[0]].sum()) + memory.step_bytes()
         absent_bytes = float((copies * sizes)[~held[rank]].sum())
-        held_bytes = domain.graph.size_bytes - absent_bytes + float(always[0, 0])
+        held_bytes = domain.graph.values_bytes - absent_bytes + float(always[0, 0])
         found[rank] = held_bytes + max(living + dealt[rank], step)
     return found
 

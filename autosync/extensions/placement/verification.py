@@ -5,6 +5,8 @@ A placed module sees other samples than its replica's own. That is exact where i
 sample depends on that sample alone, and where nothing outside reads its variables.
 """
 
+from itertools import pairwise
+
 from autosync.domain import Domain
 from autosync.errors import InvalidStrategy
 from autosync.extensions.placement.document import (
@@ -79,20 +81,18 @@ def _check_alone(strategy: Strategy, modules: PlacedModules) -> None:
 
 
 def _check_names(modules: PlacedModules) -> None:
-    seen: list[PlacedModule] = []
-    for placed in modules:
-        for other in seen:
-            if other.module == placed.module:
-                raise _refusal(placed, placed.module, "is placed twice", "Place it once.")
-            if other.holds(placed.module) or placed.holds(other.module):
-                inner, outer = sorted((placed.module, other.module), key=len, reverse=True)
-                raise _refusal(
-                    placed,
-                    placed.module,
-                    f"overlaps another: {inner!r} is inside {outer!r}",
-                    "Place either the block or its parts.",
-                )
-        seen.append(placed)
+    # in this order what a module holds comes next to it
+    ordered = sorted(modules, key=lambda placed: f"{placed.module}.")
+    for outer, placed in pairwise(ordered):
+        if outer.module == placed.module:
+            raise _refusal(placed, placed.module, "is placed twice", "Place it once.")
+        if outer.holds(placed.module):
+            raise _refusal(
+                placed,
+                placed.module,
+                f"overlaps another: {placed.module!r} is inside {outer.module!r}",
+                "Place either the block or its parts.",
+            )
 
 
 def _check_called(placed: PlacedModule, graph: ModelGraph) -> None:

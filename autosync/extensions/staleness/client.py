@@ -184,10 +184,11 @@ class ServerClient:
             with suppress(RuntimeError):
                 work.wait()
 
-    def join(self) -> None:
-        """After `leave`: until every update of this rank has been answered."""
+    def join(self, seconds: float) -> None:
+        """After `leave`: until every update of this rank has been answered, or for so long."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(self._timeout.total_seconds())
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _answered_exchanges(self) -> list[Exchange]:
         return list(takewhile(lambda one: not one.unanswered, self._under_way))

@@ -10,6 +10,7 @@ with the average gradient.
 import atexit
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,11 +25,9 @@ from torch.optim import Optimizer
 
 from autosync.errors import AutosyncError, InvalidInput, NotSupported
 from autosync.extensions.staleness.client import ServerClient
-from autosync.extensions.staleness.server import (
-    ClockedBucket,
-    ShardServer,
-)
+from autosync.extensions.staleness.server import ClockedBucket, ShardServer
 from autosync.runtime.attached_models import ATTACHED
+from autosync.runtime.execution.engine import EXIT_SECONDS
 from autosync.runtime.hooks.model_hooks import (
     ModelMethods,
     PlainCopies,
@@ -126,9 +125,7 @@ class ClockedAttachment:
     def _watch_loading(self) -> Iterator[Removable]:
         """Of the model, or of a module of it by itself."""
         for module in self.model.modules():
-            yield module.register_load_state_dict_pre_hook(
-                lambda module, *_: self._before_loading(module)
-            )
+            yield module.register_load_state_dict_pre_hook(self._before_loading)
             yield module.register_load_state_dict_post_hook(self._after_loading)
 
     def start(self) -> None:
@@ -186,8 +183,7 @@ class ClockedAttachment:
             update.sub_(before).mul_(self.share)
             bucket.scatter(before.add_(update), self.parameters)
         self.client.send(exchange, self.server)
-        values = self.client.read()
-        if values is not None:
+        if (values := self.client.read()) is not None:
             for bucket in self.buckets:
                 bucket.scatter(values[bucket.index], self.parameters)
         self.shown = self.before if values is None else values
@@ -292,16 +288,18 @@ class ClockedAttachment:
         self.server.leave(self.groups.rank)
 
     def at_exit(self) -> None:
-        """Others may still need what this rank owns, and its last updates."""
+        """Others may still need what this rank owns, and its last updates. Where its script has
+        failed (an interactive one goes on), they may wait elsewhere until this process ends."""
         self.meeting.refusals.leave()
         self.leave()
-        self._serve_to_the_end()
+        self._serve_to_the_end(failed=hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
         self.groups.close()
 
-    def _serve_to_the_end(self) -> None:
+    def _serve_to_the_end(self, failed: bool = False) -> None:
         """Until the others have left, too."""
-        self.client.join()
-        self.server.join(self.groups.timeout)
+        seconds = EXIT_SECONDS if failed else self.groups.timeout.total_seconds()
+        self.client.join(seconds)
+        self.server.join(seconds)
 
     def _barrier(self) -> None:
         self.meeting.control.barrier(dist.BarrierOptions()).wait()
@@ -310,8 +308,10 @@ class ClockedAttachment:
         self.synchronize("optimizer.state_dict()", saves=True)
         self._take_mean_state()
 
-    def _before_loading(self, module: nn.Module) -> None:
+    def _before_loading(self, module: nn.Module, state: dict[str, Any], *_: Any) -> None:
         if self.loading is None or self.loading is module:  # else torch loads it within another
+            # Loaded by torch.distributed.checkpoint, values lie where `synchronize` writes others.
+            state |= {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
             self.synchronize("model.load_state_dict()")
             self.loading = module
 

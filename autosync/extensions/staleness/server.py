@@ -9,6 +9,7 @@ the next one, which would then wait for the answer to its own update.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -223,10 +224,11 @@ class ShardServer:
         for thread in self._threads:
             thread.start()
 
-    def join(self, timeout: timedelta) -> None:
-        """Until every other rank has left, or for so long each."""
+    def join(self, seconds: float) -> None:
+        """Until every other rank has left, or for so long."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(timeout.total_seconds())
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave(self, rank: int) -> None:
         """It has no more updates, and takes no more steps: it gets the values as they are. Whoever

@@ -12,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from autosync.errors import NotSupported
@@ -71,7 +70,9 @@ class FactorCapture:
         if isinstance(self._owner, HandsFactors):
             self._owner.hand_factors(self.take)
         else:
-            self._owner.forward = MethodType(_forward_of(self._owner, self.take), self._owner)
+            self._owner.forward = MethodType(
+                _forward_of(self._owner, self.variable.parameter, self.take), self._owner
+            )
         return self._accumulator
 
     def remove(self) -> None:
@@ -85,11 +86,7 @@ class FactorCapture:
 
     def take(self, activations: Tensor, gradients: Tensor) -> None:
         """See `Take`."""
-        columns, rows = activations.shape[-1], gradients.shape[-1]
-        pair = (
-            activations.reshape(-1, columns).to(gradients.dtype),
-            gradients.reshape(-1, rows),
-        )
+        pair = _flat(activations, gradients)
         stream = torch.cuda.current_stream(gradients.device) if gradients.is_cuda else None
         self._taken.append((torch._C._current_graph_task_id(), stream, pair))
 
@@ -163,6 +160,12 @@ def _follow(stream: torch.cuda.Stream, factors: Factors) -> None:
             tensor.record_stream(current)
 
 
+def _flat(activations: Tensor, gradients: Tensor) -> Factors:
+    """One row a sample, in the type of the gradients."""
+    columns, rows = activations.shape[-1], gradients.shape[-1]
+    return activations.reshape(-1, columns).to(gradients.dtype), gradients.reshape(-1, rows)
+
+
 def _joined(factors: list[Factors]) -> Factors:
     """All rows, in the type of those there are: the last entry is empty and has the weight's."""
     filled = [pair for pair in factors if len(pair[0])] or factors[-1:]
@@ -176,7 +179,8 @@ def _joined(factors: list[Factors]) -> Factors:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer whose weight gets no gradient: `take` gets its factors."""
+    """A linear layer whose weight gets no gradient where a backward pass would add it up: `take`
+    gets its factors. `torch.autograd.grad` gets its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, take: Take) -> Tensor:
@@ -189,23 +193,44 @@ class _Linear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        to_x = to_bias = None
+        to_x = to_weight = to_bias = None
         if wants_x:
             to_x = (gradient @ weight.to(gradient.dtype)).to(x.dtype)
         if wants_bias:
             to_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0).to(ctx.bias_dtype)
         if wants_weight:
-            ctx.take(x, gradient)
-        return to_x, None, to_bias, None
+            adds_up = _adds_up(ctx)
+            if adds_up:
+                ctx.take(x, gradient)
+            elif adds_up is None:
+                activations, gradients = _flat(x, gradient)
+                to_weight = (gradients.t() @ activations).to(weight.dtype)
+        return to_x, to_weight, to_bias, None
 
 
-def _forward_of(owner: nn.Module, take: Take) -> Callable[[nn.Linear, Tensor], Tensor]:
+def _adds_up(ctx: Any) -> bool | None:
+    """Whether the backward pass that runs adds the weight's gradient up. None where
+    torch.autograd.grad asks for the gradient itself: torch answers by an error then."""
+    try:
+        return torch._C._will_engine_execute_node(ctx.next_functions[1][0])
+    except RuntimeError:
+        return None
+
+
+# Compiled regions break here, as at `hooks.torch_compile.opaque`. The context that the compiler
+# traces with has no `next_functions`: it would leave all of the function around the layer eager.
+_adds_up._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _forward_of(
+    owner: nn.Module, weight: nn.Parameter, take: Take
+) -> Callable[[nn.Linear, Tensor], Tensor]:
     def forward(self: nn.Linear, x: Tensor) -> Tensor:
-        if self is not owner or not torch.is_grad_enabled():  # a copy of the model, an evaluation
+        is_own = self is owner and self._parameters.get("weight") is weight
+        if not is_own or not torch.is_grad_enabled():  # a copy, a parametrization, an evaluation
             return functional.linear(x, self.weight, self.bias)
         out: Tensor = _Linear.apply(x, self.weight, self.bias, take)  # type: ignore[no-untyped-call]
         return out

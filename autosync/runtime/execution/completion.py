@@ -183,7 +183,7 @@ class Completion:
         with torch.no_grad():
             streams.wait_event(self._step_event)
             if bucket.update:
-                unused = self._unused_by_all(bucket.variables)
+                unused = self.unused_by_all(bucket.variables)
                 bucket.update.run(self._optimizer, self._settings, unused.__contains__)
             if not bucket.values_travel:
                 unpack_values(bucket)
@@ -199,7 +199,7 @@ class Completion:
     def update_deferred(self, variables: list[VariableRecord]) -> None:
         """Update whole variables while the script continues; it may already have replaced their
         gradients. Called without the lock, on the stream of updates."""
-        unused = self._unused_by_all(variables)
+        unused = self.unused_by_all(variables)
         used = [variable for variable in variables if variable.index not in unused]
         self._streams.wait_event(self._step_event)
         update_aliases(self._optimizer, used, self._settings)
@@ -220,7 +220,7 @@ class Completion:
     def drop_unused(self, variables: list[VariableRecord]) -> None:
         """Take the zeros off variables that no rank used: torch does not update what has no
         gradient. One that the script has put there stays. Called when their sums have completed."""
-        unused = self._unused_by_all(variables)
+        unused = self.unused_by_all(variables)
         for variable in variables:
             if variable.index in unused and variable.parameter.grad is variable.target:
                 variable.parameter.grad = None
@@ -232,7 +232,7 @@ class Completion:
             self.iteration.values_arrived(variables)
             self._condition.notify_all()
 
-    def _unused_by_all(self, variables: list[VariableRecord]) -> frozenset[int]:
+    def unused_by_all(self, variables: list[VariableRecord]) -> frozenset[int]:
         """Indices of those that no rank used. A GPU is waited for only where it depends on ranks
         that may not have come so far."""
 

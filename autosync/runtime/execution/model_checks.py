@@ -169,6 +169,14 @@ class ParameterStorage:
     def _note_places(self) -> None:
         self._places = list(map(_place, self._parameters))
         self._strides = list(map(Tensor.stride, self._parameters))
+        first: dict[Place, VariableRecord] = {}
+        for variable, place in zip(self._variables, self._places, strict=True):
+            if not variable.size_bytes:  # lies where its neighbour in a flat buffer begins
+                continue
+            other = first.setdefault(place, variable)
+            in_turn = all(v.whole and not v.deferred for v in (variable, other))
+            if other is not variable and not in_turn:
+                raise _in_one_place(variable, other)
 
     def _follow(self) -> None:
         moved = [v for v in self._variables if not v.alias.is_set_to(v.parameter.detach())]
@@ -235,6 +243,17 @@ def _refusal(variable: VariableRecord, what: str) -> NotSupported:
         value=what,
         remedy="Convert or move the model before autosync.distribute; under it, train in lower "
         "precision by torch.autocast.",
+    )
+
+
+def _in_one_place(variable: VariableRecord, other: VariableRecord) -> NotSupported:
+    return NotSupported(
+        f"variable {variable.name!r} lies in the memory of {other.name!r}, as by "
+        "`b.data = a.data`: under this plan neither update reads what the other has written.",
+        thing=f"variable {variable.name}",
+        value=other.name,
+        remedy="Share one parameter, `b.weight = a.weight`, before the optimizer is made, or use a "
+        "strategy without owned or sharded updates and without overlap of the forward pass.",
     )
 
 

@@ -98,14 +98,13 @@ class Monitor:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Use around updates: if the optimizer's own code raises, its new values never arrive. All
-        ranks stop and raise the same error."""
+        """Use around updates: if the optimizer's own code raises, or a signal's handler does
+        meanwhile, the new values never arrive. All ranks stop and raise the same error."""
         try:
             yield
-        except AutosyncError:
-            raise
-        except Exception as error:
-            self.stop(reported(error, "the optimizer's update"))
+        except BaseException as error:
+            if self.failure is None:  # else a peer was the first, and it is reported already
+                self.stop(reported(error, "the optimizer's update"))
             raise
 
     def stop(self, error: AutosyncError) -> AutosyncError:

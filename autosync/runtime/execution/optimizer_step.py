@@ -74,6 +74,8 @@ class OptimizerStep:
             check_synchronized(engine.variables)
         elif id(optimizer) not in self._stepped:  # else it has cleared its gradients
             self._check_local(optimizer)
+            if self._joined is None:
+                engine.gradients.replaced()  # a step that this refuses may come again
             self._last[id(optimizer)] = engine.iteration.number
             if self._joined is None or (self.together and self._note(self._joined, optimizer)):
                 self._step()
@@ -115,6 +117,7 @@ class OptimizerStep:
         """The script's `model.zero_grad()`, which goes on with the gradients of all. Those that no
         rank can show are dropped, as by `clear`."""
         self.cleared()
+        self._engine.gradients.cleared = self._engine.iteration.number
         if self._is_split and not self._waits_for_others():
             self._engine.drop_gradients()
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 class ScriptGradients:
     """pending: variables whose gradients are not complete when backward returns. sum_over_ranks:
-    see `small_sum`. scaler_looked: a GradScaler has seen the gradients of this iteration."""
+    see `small_sum`. scaler_looked: a GradScaler has seen the gradients of this iteration. cleared:
+    the last iteration whose gradients `model.zero_grad()` has cleared."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class ScriptGradients:
     ):
         self.pending = [v for v in engine.variables if v.deferred or v.held_by_some or not v.whole]
         self.scaler_looked = False
+        self.cleared = -1
         self._grad_norm: float | Tensor = 0.0
         self._engine = engine
         self._sum_over_ranks = sum_over_ranks
@@ -54,10 +56,12 @@ class ScriptGradients:
         return self._engine.iteration.number
 
     def any_left(self) -> bool:
-        """Whether a gradient of the previous backward pass still exists, read or not."""
+        """Whether a gradient of the previous backward pass still exists, read or not. One that the
+        model has set to zero was waited for, and adds up."""
         pairs = [(variable.parameter.grad, variable) for variable in self.pending]
         return any(
-            isinstance(gradient, PendingGradient) or gradient is variable.target
+            isinstance(gradient, PendingGradient)
+            or (gradient is variable.target and self.cleared != self.iteration)
             for gradient, variable in pairs
             if gradient is not None
         )
@@ -131,6 +135,25 @@ class ScriptGradients:
                 wait = self._wait_for_ranks
                 agree_on_infinity(engine.variables, engine.buckets, engine.control, wait)
 
+    def replaced(self) -> list[VariableRecord]:
+        """Pending variables in whose gradients' place the script has put its own. Changes nothing.
+
+        Raises:
+            NotSupported: no rank holds one of them.
+        """
+        found = []
+        with self._engine.monitor.condition:  # a completion thread may show a sparse sum
+            for variable in self.pending:
+                gradient = variable.parameter.grad
+                if isinstance(gradient, PendingGradient):
+                    continue
+                is_own = gradient is not variable.target
+                if not variable.whole or (is_own and variable.held_by_some):
+                    raise _incomplete(variable, "was replaced before step()")
+                if is_own:
+                    found.append(variable)
+        return found
+
     def take_for_step(self) -> None:
         """Gradients are as the script leaves them to `step()`: those that it replaced count, on
         every rank alike, and under clipping or a scaler every reduction ends before any update.
@@ -139,18 +162,9 @@ class ScriptGradients:
             NotSupported: it replaced one that no rank holds.
         """
         engine = self._engine
-        replaced = []
-        with engine.monitor.condition:  # a completion thread may show a sparse sum
-            for variable in self.pending:
-                gradient = variable.parameter.grad
-                if isinstance(gradient, PendingGradient):
-                    variable.parameter.grad = gradient.plain
-                elif not variable.whole or (
-                    gradient is not variable.target and variable.held_by_some
-                ):
-                    raise _incomplete(variable, "was replaced before step()")
-                elif gradient is not variable.target:
-                    replaced.append(variable)
+        with engine.monitor.condition:
+            replaced = self.replaced()
+            self.make_plain()
         engine.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
         for variable in replaced:  # the script's own tensors, which an update reads later
             if variable.parameter.grad is not None:
@@ -180,6 +194,13 @@ class ScriptGradients:
             show_gradients(bucket)
         self.make_pending()
         return norm
+
+    def had_by_none(self, variables: list[VariableRecord]) -> frozenset[int]:
+        """Indices of those whose gradient of this iteration is zero, because no rank has one. Waits
+        for the sums."""
+        self._wait_for_sums()
+        with self._engine.monitor.exchange("the count of unused variables"):
+            return self._engine.completion.unused_by_all(variables)
 
     def _clip(self, max_norm: float | Tensor) -> Tensor:
         engine = self._engine

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from autosync.errors import NotSupported
 from autosync.runtime.execution.completion import Phase
+from autosync.runtime.execution.model_checks import within_backward
 from autosync.runtime.updates.optimizer_state import asks_for_state
 from autosync.runtime.updates.optimizers import as_plain, held_state, optimizers_in
 
@@ -53,7 +54,7 @@ class ScriptState:
 
     def of(self, optimizer: Optimizer) -> Any:
         """The value of `optimizer.state` for the script."""
-        if self._is_split and not self.in_parts:
+        if self._is_split:
             return SplitState(id(optimizer) in self._begun)
         if self._engine.iteration.phase is Phase.STEPPED:
             self._engine.flush()
@@ -83,7 +84,7 @@ class ScriptState:
             with self.gathered(), as_plain(optimizer):
                 state = optimizer.state_dict()
             return state
-        engine.flush()
+        self._flush_everywhere()
         with as_plain(optimizer):
             state = optimizer.state_dict()
         parts = engine.state.parts(optimizer)
@@ -129,17 +130,26 @@ class ScriptState:
     def show(self, call: str) -> None:
         """Nothing is in flight, and optimizers hold all of the state. A collective where updates
         are owned or sharded. call: of the script."""
-        self._engine.flush()
+        self._flush_everywhere()
         if self._is_split:
             with self._engine.monitor.exchange("the gathering of the optimizer's state"):
                 self._engine.state.gather(call)
+
+    def _flush_everywhere(self) -> None:
+        """In a call of every rank. Where this rank's last backward pass ended with an error, others
+        may wait for its gradients and not come: they read why. Not where it still runs: a hook or a
+        signal's handler calls, and the pass goes on."""
+        engine = self._engine
+        engine.flush()
+        if self._is_split and engine.iteration.phase is Phase.BACKWARD and not within_backward():
+            engine.leave()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Within, the optimizer holds the state of every variable. A collective where updates are
         owned or sharded."""
         engine = self._engine
-        engine.flush()
+        self._flush_everywhere()
         with engine.monitor.exchange("the gathering of the optimizer's state"):
             gathered = engine.state.gather("optimizer.state_dict()", self.to)
         try:

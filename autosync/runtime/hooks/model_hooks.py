@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.compression.factors import FactorCapture
+from autosync.runtime.execution.completion import Phase
 from autosync.runtime.execution.engine import Engine
 from autosync.runtime.execution.pending import tensors_in
 from autosync.runtime.hooks.forward_gates import Gates
@@ -100,7 +101,8 @@ def _after_forward(
     model: nn.Module, engine: Engine, gates: Gates
 ) -> Callable[[nn.Module, Any, Any], None]:
     def expect_end(gradient: Tensor) -> None:
-        engine.expect_end()
+        if engine.iteration.phase is not Phase.BACKWARD:  # else the end is known, or a pass failed
+            engine.expect_end()
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if compiled_from(module) is not model:
@@ -108,7 +110,7 @@ def _after_forward(
         gates.stop_recording(failed=output is None and sys.exception() is not None)
         if engine.monitor.failure is not None:  # which the forward pass has raised
             return
-        if not (torch.is_grad_enabled() and model.training and engine.synchronizing):
+        if not (torch.is_grad_enabled() and engine.synchronizing):
             return
         for tensor in tensors_in(output):
             if tensor.requires_grad:

@@ -5,7 +5,7 @@ Everything is allocated when a plan is attached; an iteration only flips flags a
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -106,9 +106,11 @@ class BucketUpdate(Protocol):
 
     def held_ranges(self) -> "Iterator[HeldRange]": ...
 
-    def begin_state(self, optimizer: Optimizer, settings: Settings, groups: Sequence[int]) -> None:
-        """Make what an optimizer makes of a step on zeros, of these parameter groups, where there
-        is no state yet. Values stay."""
+    def begin_state(
+        self, optimizer: Optimizer, settings: Settings, asked: "Collection[VariableRecord]"
+    ) -> None:
+        """Make what an optimizer makes of a step on zeros of these variables, where there is
+        no state yet. Values stay."""
         ...
 
     def take_state(self, optimizer: Optimizer) -> None:

@@ -172,7 +172,8 @@ GLOO_REMEDY = (
 def lost_peer(what: str, thing: str, value: object, state_is_split: bool) -> SynchronizationFailed:
     """state_is_split: every rank held only its own part of the optimizer's state."""
     remedy = GLOO_REMEDY if GLOO_DID_NOT_JOIN in what else ""
-    remedy += "A peer died, hung past the timeout, or runs another plan: see its log. "
+    remedy += "A peer died, ended early (all ranks need the same number of batches), hung past the "
+    remedy += "timeout, or runs another plan: see its log. "
     if state_is_split:
         remedy += "Its part of the optimizer's state is lost with it. "
     remedy += "Start all ranks again from the last checkpoint."

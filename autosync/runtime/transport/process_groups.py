@@ -213,13 +213,20 @@ def small_sum(
 
 
 def working_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Raises InvalidInput when torch.distributed is not initialized."""
+    """Raises InvalidInput when torch.distributed is not initialized, or the rank is no member."""
     group = process_group or dist.group.WORLD
     if group is None:
         raise InvalidInput(
             "torch.distributed is not initialized.",
             thing="process_group",
             remedy="Call torch.distributed.init_process_group first, or start with torchrun.",
+        )
+    if isinstance(group, int):  # torch's NON_GROUP_MEMBER
+        raise InvalidInput(
+            "this rank is not in the process group that it was given.",
+            thing="process_group",
+            value=group,
+            remedy="Call it on the ranks of the group alone.",
         )
     return group
 

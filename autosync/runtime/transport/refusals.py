@@ -134,14 +134,14 @@ def _left_out() -> NotSupported:
     )
 
 
-def reported(error: Exception, where: str) -> AutosyncError:
+def reported(error: BaseException, where: str) -> AutosyncError:
     """What has ended a call of the script's, as other ranks read it. Of the script's own code it
     may be any error; the others then miss what this rank was to send. where: the call."""
     if isinstance(error, AutosyncError):
         return error
     kind = type(error).__name__
     made = SynchronizationFailed(
-        f"{where} ended with {kind}: {error}",
+        f"{where} ended with {kind}: {error}".rstrip(": "),
         thing=where,
         value=kind,
         remedy="See that rank's log, and start all ranks again from the last checkpoint.",

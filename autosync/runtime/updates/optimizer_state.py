@@ -88,15 +88,18 @@ class ShardedOptimizerState:
 
     def begin(self, optimizer: Optimizer) -> None:
         """Make the state of an optimizer that has none, by a step on gradients that are zero, as
-        torch.distributed.checkpoint.state_dict does: this rank's parts of what is split."""
-        for variable in self._split():
+        torch.distributed.checkpoint.state_dict does: this rank's parts of what is split. As in a
+        step of torch's own, a variable without a gradient, because it is frozen, gets no state."""
+        groups = self._groups_of(optimizer)
+        split = (v for v in self._split() if v.group in groups)
+        asked = {variable for variable in split if variable.parameter.grad is not None}
+        for variable in asked:
             variable.parameter.grad = None
         with as_plain(optimizer):
             plain_step(type(optimizer))(optimizer)
-        groups = self._groups_of(optimizer)
         for bucket in self.records.buckets:
             if bucket.update:
-                bucket.update.begin_state(self.optimizer, settings_of(self.optimizer), groups)
+                bucket.update.begin_state(self.optimizer, settings_of(self.optimizer), asked)
 
     def parts(self, optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
         """By parameter that is split, the state that this rank holds of it, its tensors as

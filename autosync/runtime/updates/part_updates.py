@@ -3,7 +3,7 @@ optimizer: flat ranges of a buffer, or rows of tables with sparse gradients. The
 of the parts lives here."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,13 +53,11 @@ class PartUpdate:
         self.parts = parts
         self.state: defaultdict[Tensor, Any] = defaultdict(dict)
 
-    def begin_state(self, optimizer: Optimizer, settings: Settings, groups: Sequence[int]) -> None:
+    def begin_state(
+        self, optimizer: Optimizer, settings: Settings, asked: Collection[VariableRecord]
+    ) -> None:
         """What the optimizer makes of a step on zeros, where it has no state yet."""
-        bare = [
-            part
-            for part in self.parts
-            if part.variable.group in groups and not self.state.get(part.value)
-        ]
+        bare = [p for p in self.parts if p.variable in asked and not self.state.get(p.value)]
         for part in bare:
             part.value.grad = self._zeros(part)
         self._step(optimizer, settings, bare)

@@ -1,20 +1,20 @@
 """The `command` launcher: every rank is started by a prefix that reaches its host.
 
-`ssh {host}`, `srun -w {host} -N1 -n1 --overlap` or `kubectl exec -i {host} --` come from the
+`ssh {host}`, `srun -w {host} ... --cpu-bind=none` or `kubectl exec -i {host} --` come from the
 operator; only host addresses come from a cluster document, and only harmless ones pass.
 """
 
 import re
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from autosync.cluster import Cluster
 from autosync.environment import allowed_environment
 from autosync.errors import InvalidInput
-from autosync.trials.contract import Workload
+from autosync.trials.contract import OnWait, Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.pool.process_pool import ProcessPool, usual_repeats
 from autosync.trials.pool.worker_process import (
@@ -50,6 +50,7 @@ class CommandLauncher:
     share_gpus: ranks of a host may share its GPUs, by CUDA MPS where it runs there; NCCL then sends
         by sockets, over `interface` where it is given.
     workloads: `name=package.module:function` entries that requests may name.
+    on_wait: receives which rank is slow to start.
     """
 
     prefix: str
@@ -59,7 +60,11 @@ class CommandLauncher:
     workloads: tuple[str, ...] = ()
     share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
+    on_wait: OnWait | None = None
     name: ClassVar[str] = "command"
+
+    def with_wait_reports(self, on_wait: OnWait) -> Self:
+        return replace(self, on_wait=on_wait)
 
     def open(self, workload: Workload) -> ProcessPool:
         """Workers start with the first trial.
@@ -85,6 +90,7 @@ class CommandLauncher:
             links="cluster",
             workloads=self.workloads,
             share_gpus=self.share_gpus,
+            on_wait=self.on_wait,
             repeats=self.repeats,
         )
 
@@ -151,8 +157,8 @@ class CommandPlace:
             f"the launcher's prefix {self.launcher.prefix!r} {why}.",
             thing="prefix",
             value=self.launcher.prefix,
-            remedy='Examples: "ssh {host}", "srun -w {host} -N1 -n1 --overlap"; there are '
-            "{host}, {node}, {rank} and {command}.",
+            remedy='Examples: "ssh {host}", "srun -w {host} -N1 -n1 --overlap --cpu-bind=none"; '
+            "there are {host}, {node}, {rank} and {command}.",
         )
 
 

@@ -11,15 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from autosync.cancellation import check_cancelled
 from autosync.cluster import Cluster
 from autosync.environment import allowed_environment
 from autosync.errors import NotSupported
 from autosync.trials.commands import Answer
-from autosync.trials.contract import Workload
+from autosync.trials.contract import OnWait, Workload
 from autosync.trials.launchers.local_launcher import refuse_dedicated_servers
 from autosync.trials.launchers.ray_cluster import (
     alive_nodes,
@@ -158,6 +158,7 @@ class RayLauncher:
         by sockets, over `interface` where it is given. Ray reserves a part of a GPU for each.
     environment: added to the workers'. interface: for gloo; by default the one towards rank 0.
     workloads: `name=package.module:function` entries that requests may name.
+    on_wait: receives which rank is slow to start.
     """
 
     address: str
@@ -166,7 +167,11 @@ class RayLauncher:
     workloads: tuple[str, ...] = ()
     share_gpus: bool = False
     repeats: int = field(default_factory=usual_repeats)
+    on_wait: OnWait | None = None
     name: ClassVar[str] = "ray"
+
+    def with_wait_reports(self, on_wait: OnWait) -> Self:
+        return replace(self, on_wait=on_wait)
 
     def open(self, workload: Workload) -> ProcessPool:
         """Reserve the nodes; workers start with the first trial.
@@ -209,6 +214,7 @@ class RayLauncher:
             links="cluster",
             workloads=self.workloads,
             share_gpus=self.share_gpus,
+            on_wait=self.on_wait,
             repeats=self.repeats,
             on_close=release,
         )

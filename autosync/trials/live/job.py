@@ -17,9 +17,9 @@ from autosync.errors import InvalidInput, NotSupported
 from autosync.runtime.distributed import check_distributable
 from autosync.runtime.hooks.optimizer_coverage import given_optimizers, warn_unheld
 from autosync.runtime.hooks.torch_compile import is_compiled
-from autosync.runtime.torch_engines import check_options
+from autosync.runtime.torch_engines import OF_UNUSED, check_options
 from autosync.runtime.transport.agreement import ranks_meet
-from autosync.runtime.transport.base import lost_peer
+from autosync.runtime.transport.base import SynchronizationFailed, lost_peer
 from autosync.runtime.transport.tensor_exchange import share_initial_values
 from autosync.runtime.updates.clipping import check_max_norm, clipping_of_several
 from autosync.runtime.updates.optimizers import check_one_backward
@@ -55,7 +55,10 @@ class ControlGroup:
             result, error = task(), None
         except Exception as raised:  # the user's step may raise anything, on some ranks only
             result, error = None, raised
-        errors = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        try:
+            errors = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        except SynchronizationFailed as lost:  # its own error may be why: the others still wait
+            raise lost from error or lost.__cause__
         for rank, text in enumerate(errors):
             if text is not None:
                 if error is not None:
@@ -194,8 +197,7 @@ class LiveJob:
     @property
     def takes_unused(self) -> bool:
         """Whether a step may leave parameters without a gradient."""
-        finders = ("find_unused_parameters", "static_graph")
-        return any(self.ddp_options.get(name) for name in finders)
+        return any(self.ddp_options.get(name) for name in OF_UNUSED)
 
     def run_step(self, model: nn.Module, iteration: int) -> None:
         """Iterations with the same number have the same batch, on the bare model and in trials."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -59,16 +60,17 @@ def measure_cluster(job: LiveJob, step_seconds: float) -> Cluster:
     """The same cluster on every rank, from what all report and a short exchange on every link.
 
     Raises:
-        InvalidInput: the ranks of a host are not numbered one after another.
+        InvalidInput: the ranks of a host are not numbered one after another, or another rank's
+            exchange failed; where this one's did, its own error.
         NotSupported: a GPU is of no known type, and none is stated.
     """
     device_type = device_type_of(job.device, job.stated_device_type)
     mine = RankReport(host_name(), device_type, device_memory_gb(job.device), step_seconds)
     reports: list[RankReport] = job.control.gathered(mine)
     hosts = ranks_of_hosts([report.host for report in reports])
-    between = _link_rates(job, [ranks[0] for ranks in hosts.values()])
+    between = _link_rates(job, list(zip(*hosts.values(), strict=False)))
     within = [
-        _link_rates(job, ranks[:2])[0] if len(ranks) > 1 else None for ranks in hosts.values()
+        _link_rates(job, [ranks[:2]])[0] if len(ranks) > 1 else None for ranks in hosts.values()
     ]
     latency = _latency_seconds(job)
     profiled = reports[0].step_seconds  # the domain's profile is rank 0's
@@ -120,18 +122,22 @@ def device_of_report(report: RankReport, profiled_seconds: float) -> Device:
     return Device(report.device_type, 1, report.memory_gb, slowdown)
 
 
-def _link_rates(job: LiveJob, ring: Sequence[int]) -> list[float]:
-    """Bytes a second that each of `ring` receives from the one before it, all at once. Every
-    rank of the job calls this, since all agree on the size."""
-    if len(ring) < 2:
+def _link_rates(job: LiveJob, rings: Sequence[Sequence[int]]) -> list[float]:
+    """Bytes a second that the members at each place of `rings` receive together from those before
+    them, all at once: a host may have a NIC for each of its ranks. Every rank of the job calls
+    this, since all agree on the size."""
+    if len(rings[0]) < 2:
         return []
+    ring = next((ring for ring in rings if dist.get_rank() in ring), ())
     size = SMALLEST_BYTES
-    _exchange(job, ring, size)  # opens the connections
+    agreed = job.control.agreed  # or ranks outside of the ring would go on without one that failed
+    agreed(partial(_exchange, job, ring, size))  # opens the connections
     while True:
-        seconds: list[float] = job.control.gathered(_exchange(job, ring, size))
+        seconds: list[float] = job.control.gathered(agreed(partial(_exchange, job, ring, size)))
         if max(seconds) >= LONG_ENOUGH_SECONDS or size >= LARGEST_BYTES:
-            received = [size / max(seconds[rank], 1e-9) for rank in ring]
-            return received[1:] + received[:1]  # of the link behind each member
+            slowest = [max(seconds[rank] for rank in place) for place in zip(*rings, strict=True)]
+            received = [len(rings) * size / max(one, 1e-9) for one in slowest]
+            return received[1:] + received[:1]  # of the link behind each place
         size *= 4
 
 
@@ -164,17 +170,21 @@ def _exchange(job: LiveJob, ring: Sequence[int], size_bytes: int) -> float:
 def _latency_seconds(job: LiveJob) -> float:
     """One way between the first rank and the last: half of the median of small round trips."""
     last = dist.get_world_size() - 1
-    rank, trips = dist.get_rank(), []
-    small = torch.zeros(1, device=job.device)
-    for _ in range(LATENCY_TRIPS):
-        wait_for_device(job.device)
-        begun = time.monotonic()
-        for source, target in ((0, last), (last, 0)):
-            if rank == source:
-                dist.send(small, target, job.group)
-            elif rank == target:
-                dist.recv(small, source, job.group)
-        wait_for_device(job.device)  # NCCL is only asked for a message so far
-        trips.append(time.monotonic() - begun)
-    found: float = job.control.from_first(sorted(trips)[len(trips) // 2] / 2)
+    rank = dist.get_rank()
+
+    def median_trip_seconds() -> float:
+        trips, small = [], torch.zeros(1, device=job.device)
+        for _ in range(LATENCY_TRIPS):
+            wait_for_device(job.device)
+            begun = time.monotonic()
+            for source, target in ((0, last), (last, 0)):
+                if rank == source:
+                    dist.send(small, target, job.group)
+                elif rank == target:
+                    dist.recv(small, source, job.group)
+            wait_for_device(job.device)  # NCCL is only asked for a message so far
+            trips.append(time.monotonic() - begun)
+        return sorted(trips)[len(trips) // 2]
+
+    found: float = job.control.from_first(job.control.agreed(median_trip_seconds) / 2)
     return found

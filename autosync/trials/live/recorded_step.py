@@ -18,7 +18,7 @@ from autosync.trials.live.job import LiveJob
 @dataclass(slots=True)
 class Call:
     """A forward of a module that owns `variables`. name: of the operation, the module's path and
-    type."""
+    type. in_graph: autograd recorded it."""
 
     name: str
     type: str
@@ -26,6 +26,7 @@ class Call:
     rows: int
     begun: Moment
     output_bytes: int = 0
+    in_graph: bool = True
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class Tape:
     called: modules around variables, by name. ready: by variable, when its gradient was last
     complete. touched: by variable, rows of its gradient, which adds up all batches so far. batches:
     of the iteration, which began at step_begun. updated_early: one of them came behind an update.
+    in_forward: the model has been called, to train, and has not returned. recomputed: names of
+    operations that a checkpoint ran within a backward pass.
     """
 
     begun: Moment
@@ -49,6 +52,8 @@ class Tape:
     ended: Moment | None = None
     batches: int = 1
     updated_early: bool = False
+    in_forward: bool = False
+    recomputed: set[str] = field(default_factory=set)
     step_begun: Moment = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,6 +77,9 @@ def record_tape(job: LiveJob, named: dict[str, nn.Parameter], iteration: int) ->
     finally:
         for handle in handles:
             handle.remove()
+    in_graph = {call.name for call in tape.calls if call.in_graph}
+    checkpointed = tape.recomputed - in_graph  # the others without gradients are of a teacher, say
+    tape.calls = [c for c in tape.calls if c.in_graph or c.name in checkpointed]
     return tape
 
 
@@ -92,12 +100,13 @@ def _hooks(job: LiveJob, named: dict[str, nn.Parameter], tape: Tape) -> list[Rem
         shaped = [tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         if _trains() and tape.gradients:
             tape.begin_batch(moment_now(job.device))
+        tape.in_forward |= _trains()
         if _trains() and shaped:
             tape.batch_size = tape.batch_size or int(shaped[0].shape[0])
 
     def on_end(*_: Any) -> None:
         if _trains():
-            tape.forward_ended = moment_now(job.device)
+            tape.forward_ended, tape.in_forward = moment_now(job.device), False
 
     def on_update(*_: Any) -> None:
         tape.update.append(moment_now(job.device))
@@ -123,30 +132,40 @@ def _call_hooks(
     module: nn.Module, name: str, own: tuple[int, ...], tape: Tape, device: torch.device
 ) -> list[RemovableHandle]:
     """Of a module that owns the variables `own`."""
+    module_type = type(module).__name__.lower()
+    operation = f"{name}.{module_type}" if name else module_type
     running: list[Call] = []  # calls of this module that have not returned
 
     def on_call(module: nn.Module, args: Any) -> None:
-        if not _trains():
+        if _in_backward() and torch.is_grad_enabled():
+            tape.recomputed.add(operation)
+        if not _trains(tape):
             return
         rows = 0
         if isinstance(module, nn.Linear) and args and args[0].dim():
             rows = args[0].numel() // max(1, args[0].shape[-1])
-        module_type = type(module).__name__.lower()
-        operation = f"{name}.{module_type}" if name else module_type
         call = Call(operation, module_type, own, rows, moment_now(device))
+        call.in_graph = torch.is_grad_enabled()
         tape.calls.append(call)
         running.append(call)
 
     def on_output(module: nn.Module, args: Any, output: Any) -> None:
-        if _trains() and running:
+        if _trains(tape) and running:
             running.pop().output_bytes = sum(tensor.nbytes for tensor in tensors_in(output))
 
     return [module.register_forward_pre_hook(on_call), module.register_forward_hook(on_output)]
 
 
-def _trains() -> bool:
-    """Whether a forward trains: not an evaluation, not recomputed within a backward pass."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+def _trains(around: Tape | None = None) -> bool:
+    """Whether a forward trains: not an evaluation, not recomputed within a backward pass. around:
+    of the model's forward, in which a reentrant checkpoint calls modules without gradients, as a
+    teacher is called: `record_tape` tells the two apart."""
+    trained = torch.is_grad_enabled() or (around is not None and around.in_forward)
+    return trained and not _in_backward()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def add_unused(tape: Tape, variables: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
 from autosync.extensions.offload.arena import host_memory
@@ -98,18 +98,19 @@ class BufferCopy:
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
     """State of an optimizer by parameter, its groups without their parameters, whether it has
-    stepped, and what of `OF_SCALER` it had."""
+    stepped, what of `OF_SCALER` it had, and numbers among its attributes, which its class may count
+    in."""
 
     optimizer: Optimizer
     state: dict[Any, dict[str, Any]]
     groups: list[dict[str, Any]]
     has_begun: bool
-    of_scaler: dict[str, Any]
+    attributes: dict[str, Any]
 
     def restore(self) -> None:
         for name in OF_SCALER:
             self.optimizer.__dict__.pop(name, None)
-        self.optimizer.__dict__.update(self.of_scaler)
+        self.optimizer.__dict__.update(self.attributes)
         self.optimizer.state.clear()
         for key, state in self.state.items():
             self.optimizer.state[key] = restored(state)
@@ -125,15 +126,18 @@ def take_snapshot(
     others: Sequence[Stateful] = (),
     batches: object = None,
 ) -> Snapshot:
-    """batches: what the steps' batches come from, before any has been drawn."""
+    """batches: what the steps' batches come from, before any has been drawn. What an optimizer
+    trains beside the model, in a loss say, is saved, too."""
+    every = _with_inner(optimizers)
+    trained = [p for each in every for group in each.param_groups for p in group["params"]]
     return Snapshot(
         parameters=[
             (p, host_copy(p.detach()), None if p.grad is None else host_copy(p.grad))
-            for p in model.parameters()
+            for p in dict.fromkeys([*model.parameters(), *trained])
         ],
         buffers=[copy for module in model.modules() for copy in _buffer_copies(module)],
         modes=[(module, module.training) for module in model.modules()],
-        optimizers=[_optimizer_copy(optimizer) for optimizer in optimizers],
+        optimizers=_optimizer_copies(every),
         others=[(other, saved(other.state_dict())) for other in others],
         random_states=_random(),
         generators=[(each, each.get_state()) for each in _generators(batches)],
@@ -163,16 +167,44 @@ def _restore_parameter(parameter: nn.Parameter, value: Tensor, gradient: Tensor 
         parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
 
 
-def _optimizer_copy(optimizer: Optimizer) -> OptimizerCopy:
+def _with_inner(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """And those that they step inside of their own `step()`, where much of the state is: as
+    Lookahead and ZeroRedundancyOptimizer do."""
+    found: list[Optimizer] = []
+    left = list(optimizers)
+    while left:
+        one = left.pop()
+        if not any(one is known for known in found):
+            found.append(one)
+            left += [held for held in tree_leaves(vars(one)) if isinstance(held, Optimizer)]
+    return found
+
+
+def _optimizer_copies(optimizers: list[Optimizer]) -> list[OptimizerCopy]:
+    """A state that a wrapper shows as its own, as that of Accelerate does, is saved once."""
+    made: list[OptimizerCopy] = []
+    for one in optimizers:
+        shown = next((copy.state for copy in made if copy.optimizer.state is one.state), None)
+        made.append(_optimizer_copy(one, shown))
+    return made
+
+
+def _optimizer_copy(optimizer: Optimizer, state: dict[Any, dict[str, Any]] | None) -> OptimizerCopy:
+    if state is None:
+        state = {key: saved(value) for key, value in optimizer.state.items()}
     return OptimizerCopy(
         optimizer,
-        state={key: saved(state) for key, state in optimizer.state.items()},
+        state,
         groups=[
             {name: saved(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
         ],
         has_begun=has_begun(optimizer),
-        of_scaler={name: value for name, value in vars(optimizer).items() if name in OF_SCALER},
+        attributes={
+            name: value
+            for name, value in vars(optimizer).items()
+            if name in OF_SCALER or isinstance(value, int | float)
+        },
     )
 
 

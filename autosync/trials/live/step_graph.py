@@ -24,6 +24,7 @@ from autosync.extensions.registry import Entries, to_save_memory, unsteady_passe
 from autosync.extensions.seams import attach_beside
 from autosync.graph import ModelGraph, Operation, Variable
 from autosync.importing.several_examples import RecordedGraph, united_graph
+from autosync.importing.training_step import warn_of_eval_mode
 from autosync.runtime.updates.optimizers import ELEMENTWISE
 from autosync.runtime.updates.part_updates import SPARSE_OPTIMIZERS
 from autosync.torch_dtypes import DTYPE_NAMES
@@ -74,6 +75,8 @@ def record_job(job: LiveJob, batch_size: int | None, device_type: str) -> Record
 
     batch_size: of one rank; by default the leading dimension of the model's first tensor.
 
+    Warns where the step trains a model in eval mode.
+
     Raises:
         InvalidInput: step does not run the model it is given, or adds up the gradients of more
             batches in some iterations than in others.
@@ -105,6 +108,7 @@ def _recorded(
         record_tape(job, named, 0)
     iterations = max(ITERATIONS, len(job.batches))
     tapes = [record_tape(job, named, iteration) for iteration in range(iterations)]
+    warn_of_eval_mode(job.model)  # the step may have set the mode itself
     return tapes, _optimizer_document(job)
 
 

@@ -91,8 +91,8 @@ class ProcessPool(TrialPool):
     workloads: `name=package.module:function` entries registered at the workers' start.
     share_gpus: whether ranks may share a GPU. mps: runs for as long as a group of workers.
     machine_lock: shared with the other pools that measure on this machine.
-    on_wait: receives a message where another pool holds that lock for long, and where the machine
-        is loaded.
+    on_wait: receives a message where another pool holds that lock for long, where the machine is
+        loaded, and where a rank is slow to start.
     on_close: takes down what the launcher built for the workers.
     """
 
@@ -335,6 +335,7 @@ class ProcessPool(TrialPool):
                 self.share_gpus,
                 self._environment,
                 self._tuner_configuration,
+                self.on_wait,
             )
             try:
                 if self.mps is not None:

@@ -1,5 +1,6 @@
 """All ranks of a pool: started together, asked together, killed together."""
 
+import math
 import queue
 import signal
 import time
@@ -21,6 +22,7 @@ from autosync.trials.commands import (
 from autosync.trials.contract import (
     LEAVES_RANKS_USABLE,
     ErrorKind,
+    OnWait,
     TrialError,
     TrialFailed,
     Workload,
@@ -30,8 +32,17 @@ from autosync.trials.gpus import local_ranks, refuse_shared_gpus, sharing_words
 from autosync.trials.machine import reports_lack_of_memory
 from autosync.trials.pool.worker_process import Answers, Place, Worker, WorkerAnswer
 
-START_SECONDS = 120.0
-"""Importing torch takes 2 s on a quiet machine, and many times as long on a crowded one."""
+START_SECONDS = 600.0
+"""Importing torch takes 2 s on a quiet machine, and minutes on a crowded one, or where all ranks
+read it for the first time from a network file system."""
+
+SLOW_SECONDS = 30.0
+"""Ranks that take longer to start are reported."""
+
+JOIN_SECONDS = 120.0
+
+NAMED_RANKS = 4
+"""Of those that do not answer."""
 
 GRACE_SECONDS = 1.0
 """How long after the first bad answer others may still answer: a rank that loses its peer often
@@ -52,7 +63,7 @@ class WorkerGroup:
     """The worker processes of one pool, one a rank.
 
     host: address of rank 0. share_gpus: whether ranks may share a GPU. environment,
-    tuner_configuration: see `StartWorker`.
+    tuner_configuration: see `StartWorker`. on_wait: receives which rank is slow to start.
     Known once they have started: hosts: identities of their kernels. scaled: whether their
     variables are scaled by the byte scale. sharing: how ranks share GPUs, as reports print it;
     empty where each has its own.
@@ -65,6 +76,7 @@ class WorkerGroup:
     share_gpus: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     tuner_configuration: str = ""
+    on_wait: OnWait | None = None
     hosts: list[str] = field(default_factory=list, init=False)
     scaled: bool = field(default=False, init=False)
     sharing: str = field(default="", init=False)
@@ -96,17 +108,17 @@ class WorkerGroup:
                 self.tuner_configuration,
             )
             worker.send(command_line(start))
-        started = self._collect(WorkerStarted, deadline)
+        started = self._collect(WorkerStarted, deadline, time.monotonic() + SLOW_SECONDS)
         self.scaled = all(answer.scaled for answer in started)
         gpus = [answer.gpu for answer in started]
         nccl_hosts = [answer.nccl_host for answer in started]
         refuse_shared_gpus(gpus, nccl_hosts, self.share_gpus, self.workload.backend)
         self.sharing = sharing_words(gpus, [answer.mps for answer in started])
         self._send_to_all(JoinGroup(self.host, started[0].port, len(self._workers), self._peer()))
-        joined = self._collect(GroupJoined, deadline)
+        joined = self._collect(GroupJoined, time.monotonic() + JOIN_SECONDS)
         self.hosts = [answer.host for answer in joined]
         shared = {"gpu_sharing": self.sharing} if self.sharing else {}
-        self.versions = tuple(sorted((joined[0].versions | shared).items()))
+        self.versions = tuple(sorted((_of_all(joined) | shared).items()))
 
     def ask(self, command: Command, answered_by: type[A], timeout_seconds: float) -> list[A]:
         """One command to every rank; their answers in rank order.
@@ -145,11 +157,16 @@ class WorkerGroup:
         first = self._workers[0].where
         return next((worker.where for worker in self._workers if worker.where != first), "")
 
-    def _collect(self, answered_by: type[A], deadline: float) -> list[A]:
+    def _collect(self, answered_by: type[A], deadline: float, slow_at: float = math.inf) -> list[A]:
+        """slow_at: when ranks that have not answered are reported."""
         good: dict[int, A] = {}
         bad: list[WorkerAnswer] = []
-        while len(good) + len({answer.rank for answer in bad}) < len(self._workers):
-            received = self._next(deadline)
+        while silent := self._others({*good, *(answer.rank for answer in bad)}):
+            received = self._next(min(deadline, slow_at))
+            if received is None and slow_at < deadline:
+                slow_at = math.inf
+                self._report_slow(silent)
+                continue
             if received is None:
                 break
             if received.answer is not None:
@@ -159,8 +176,6 @@ class WorkerGroup:
             else:
                 bad.append(received)
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-        heard = {*good, *(answer.rank for answer in bad)}
-        silent = [worker.rank for worker in self._workers if worker.rank not in heard]
         if bad:
             raise self._failure(bad, silent)
         if silent:
@@ -179,11 +194,27 @@ class WorkerGroup:
             except queue.Empty:
                 continue
 
+    def _others(self, heard: set[int]) -> list[int]:
+        """The ranks that are not among those."""
+        return [worker.rank for worker in self._workers if worker.rank not in heard]
+
     def _silence(self, ranks: list[int]) -> TrialFailed:
-        who = ", ".join(self._who(rank) for rank in ranks)
         tail = self._workers[ranks[0]].stderr_tail()
-        text = f"no answer in time from {who}.{self._written(ranks[0], tail)}"
+        when = "in time" if ranks[0] in self._heard_once else f"within {START_SECONDS:g} s"
+        text = f"no answer {when} from {self._named(ranks, tail)}"
         return TrialFailed(TrialError("timeout", text, tail))
+
+    def _report_slow(self, ranks: list[int]) -> None:
+        if self.on_wait is not None:
+            silent = self._named(ranks, self._workers[ranks[0]].stderr_tail())
+            self.on_wait(f"waits for ranks to start: no answer yet from {silent}")
+
+    def _named(self, ranks: list[int], tail: str) -> str:
+        """Ranks that have not answered. tail: of what the first one's command wrote."""
+        who = ", ".join(self._who(rank) for rank in ranks[:NAMED_RANKS])
+        more = len(ranks) - NAMED_RANKS
+        others = f" and {more} more" if more > 0 else ""
+        return f"{who}{others}.{self._written(ranks[0], tail)}"
 
     def _written(self, rank: int, tail: str) -> str:
         """What the command that should start a worker wrote, as long as that has never answered:
@@ -234,3 +265,12 @@ def _as_failure(answer: Answer | None) -> CommandFailed:
     if isinstance(answer, CommandFailed):
         return answer
     return CommandFailed("crashed", f"it answered {type(answer).__name__} out of order.")
+
+
+def _of_all(joined: Sequence[GroupJoined]) -> dict[str, str]:
+    """The ranks' versions; of one in which hosts differ, each."""
+    names = sorted({name for answer in joined for name in answer.versions})
+    return {
+        name: " and ".join(dict.fromkeys(answer.versions.get(name, "none") for answer in joined))
+        for name in names
+    }

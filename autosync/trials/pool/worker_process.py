@@ -6,12 +6,14 @@ kernel kills those that cannot read it (`ParentDeath`)."""
 
 import contextlib
 import fcntl
+import math
 import os
 import queue
 import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,11 @@ STDERR_CHARACTERS = 4000
 
 GRACE_SECONDS = 1.0
 """How long a process that closed its output may take to end."""
+
+ASKED_SECONDS = 5.0
+"""How long what reaches another host may take to end what it has started there."""
+
+ASKED_POLL_SECONDS = 0.02
 
 PIPE_SECONDS = 5.0
 """How long the ends of a killed process's pipes are waited for."""
@@ -58,18 +65,24 @@ class ParentDeath:
         self.worker_end, held_end = os.pipe()
         self._held_end = os.fdopen(held_end, "wb")
 
-    def arm(self, process_group: int) -> None:
-        """From now on the group lives no longer than this process. One that has ended already is
-        left alone."""
+    def arm(self, process_group: int, number: int = signal.SIGKILL) -> None:
+        """From now on the group gets that signal when this process ends. One that has ended
+        already is left alone."""
         with contextlib.suppress(ProcessLookupError):
             fcntl.fcntl(self.worker_end, fcntl.F_SETOWN, -process_group)
-        fcntl.fcntl(self.worker_end, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(self.worker_end, fcntl.F_SETSIG, number)
         fcntl.fcntl(self.worker_end, fcntl.F_SETFL, os.O_ASYNC)
         os.close(self.worker_end)
 
     def disarm(self) -> None:
         """Nothing of the group lives on. May be called twice."""
         self._held_end.close()
+
+
+def ending_signal(where: str) -> int:
+    """That ends a worker. What reaches another host (`where`) is asked to end: srun and mpirun then
+    kill what they have started there, which runs on where they are killed themselves."""
+    return signal.SIGTERM if where else signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +222,7 @@ class WorkerProcess:
         self.where = where
         self.command = shown or shlex.join(command)
         self._kills_before = killed_for_memory()
+        self._asked_at = math.inf  # all ranks at once, so that their waits do not add up
         self._parent_death = ParentDeath()
         self.process: Process = (
             begin(self._parent_death)
@@ -273,14 +287,31 @@ class WorkerProcess:
         return WorkerExit(status, for_memory=counted and not self.where)
 
     def begin_kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.where and self._asked_at < math.inf:
+            return  # asked twice, mpirun would leave at once what it has started
+        self._asked_at = time.monotonic()
+        self._signal(ending_signal(self.where))
+
+    def _signal(self, number: int) -> bool:
+        """Whether a process of the group could get it; 0 only asks that."""
+        try:
+            os.killpg(self.process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def kill(self) -> None:
         """A process that has left the group, such as ssh's connection in the background
         (ControlPersist), may hold an end of a pipe for hours: what reads or writes the other end is
         then left to itself."""
         self.begin_kill()
+        if self.where:
+            until = self._asked_at + ASKED_SECONDS
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(max(0.0, until - time.monotonic()))
+            while self._signal(0) and time.monotonic() < until:
+                time.sleep(ASKED_POLL_SECONDS)  # a script may have ended before its srun
+            self._signal(signal.SIGKILL)
         self.process.wait()
         self._parent_death.disarm()
         self._commands.put(None)
@@ -329,5 +360,5 @@ def _started(
             value=command[0],
             remedy="Install that program, or correct the launcher's prefix.",
         ) from None
-    parent_death.arm(process.pid)
+    parent_death.arm(process.pid, ending_signal(where))
     return process

@@ -101,6 +101,9 @@ class Rank:
         self._device = current_device(self._workload)
         build = builder_named(self._workload.name, self._workloads)
         self._job = build(self._workload, self._rank)
+        if not self._job.scaled:
+            self._workload.refuse_scales("steps of a model")
+            self._drifted = True  # each rank may have drawn values of its own
         port = 0
         if self._rank == 0:
             store = opened_store(command.host, 0, is_master=True)

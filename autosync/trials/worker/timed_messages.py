@@ -40,7 +40,7 @@ def time_messages(command: TimeMessages, groups: Groups, device: torch.device) -
     meeting = groups.get("timed control", workers, "gloo")
     members = len(workers)
     elements = max(members, command.size_bytes // 4 // members * members)
-    flat, sums = torch.zeros(2, elements, device=device)
+    flat, sums = torch.zeros(2, elements, dtype=torch.float32, device=device)
     place = workers.index(groups.rank)
     operation = Operation(PROBED_OPERATION[command.kind], place, 0, members, elements, tag=0)
     start = transport.prepare(operation, flat, sums)

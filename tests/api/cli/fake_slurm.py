@@ -16,12 +16,12 @@ export SLURM_TASKS_PER_NODE="$(asked ntasks-per-node "$1")(x2)"
 exec bash "$1"
 """.replace("HOSTS", NODELIST)
 SRUN = """#!/bin/bash
-# srun -w HOST -N1 -n1 --overlap COMMAND...: notes the host, and runs the command.
+# srun -w HOST -N1 -n1 --overlap --cpu-bind=none COMMAND...: notes the host, and runs the command.
 [ -n "$SLURM_JOB_ID" ] || { echo "srun: error: no allocation" >&2; exit 1; }
 while [ $# -gt 0 ]; do
   case $1 in
     -w) echo "$2" >> "$(dirname "$0")/hosts"; shift 2 ;;
-    -N1 | -n1 | --overlap) shift ;;
+    -N1 | -n1 | --overlap | --cpu-bind=none) shift ;;
     -*) echo "srun: error: unknown option $1" >&2; exit 1 ;;
     *) break ;;
   esac

@@ -17,6 +17,7 @@ from tests.api.http.serving import free_port
 from tests.autosync.diagnosis.traces import gloo_step, nccl_step
 
 SCRIPT = """
+import os
 import torch
 from torch import nn
 
@@ -26,8 +27,28 @@ def example():
     loss = lambda outputs, rows, classes: nn.functional.cross_entropy(outputs, classes)
     return module, (torch.randn(8, 16), torch.randint(4, (8,))), loss
 
+class Partly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.of_first = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, rows):
+        return self.used(rows) + (self.of_first(rows) if os.environ["RANK"] == "0" else 0.0)
+
+def partly():
+    _, inputs, loss = example()
+    return Partly(), inputs, loss
+
 def broken():
     return nn.Linear(16, 4), (torch.randn(8, 3),), None
+
+def lowered():
+    def loss(outputs, rows, classes):
+        assert outputs.dtype == torch.bfloat16
+        return nn.functional.cross_entropy(outputs, classes)
+
+    module, inputs, _ = example()
+    return module, inputs, loss
 """
 DIAGNOSED = ("diagnose", "--wrap", "ddp", "--iterations", "2", "--no-predict")
 
@@ -82,6 +103,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     [
         ("--wrap", "fsdp2"),
         ("--optimizer", "adamw"),
+        ("--autocast", "bfloat16"),
         ("--iterations", "4"),
         ("--predict",),
         ("--no-predict",),
@@ -98,11 +120,13 @@ def test_options_of_a_model_are_refused_beside_traces(
     assert "Leave it out" in raised.remedy
 
 
-def test_ranks_of_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", ["example", "partly"])
+def test_ranks_of_torchrun(tmp_path: Path, function: str) -> None:
+    """Also where one rank leaves parameters without a gradient, of which DDP must be told."""
     (tmp_path / "train.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "-m", "autosync", *DIAGNOSED, "train.py:example"],
+        [*torchrun, "--nproc-per-node", "2", "-m", "autosync", *DIAGNOSED, f"train.py:{function}"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -125,11 +149,21 @@ def test_the_page_is_checked_where_it_is_written(
     assert says in refusal("gone:example", "-o", str(page)).message
 
 
-def test_a_step_that_fails_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("train.py:broken",), "a training step fails"),
+        (("train.py:lowered",), "a training step fails"),
+        (("train.py:lowered", "--autocast", "bfloat16"), "the job has one rank"),
+    ],
+)
+def test_a_step_that_fails_is_no_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], says: str
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**rank, "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)
-    failed = autosync(tmp_path, *DIAGNOSED, "train.py:broken", code=2)
-    assert "a training step fails" in failed.stderr
+    failed = autosync(tmp_path, *DIAGNOSED, *words, code=2)
+    assert says in " ".join(failed.stderr.split())
     assert "This is a defect" not in failed.stderr

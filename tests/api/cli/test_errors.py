@@ -73,6 +73,11 @@ RANKED = ("rank", "chain.json", "pair.yaml")
             (*TUNED, "--compute", "kernels", "--byte-scale", "1/2", "--launcher", "local"),
             ("byte_scale is 0.5",),
         ),
+        (
+            ("import", "chain.json", "--length", "64"),
+            ("--length has no effect on 'chain.json'", "Leave it out"),
+        ),
+        (("import", "bert_3l", "--length", "64"), ("--length has no effect on 'bert_3l'",)),
         (("import", "chain.json", "-o", "."), ("cannot write '.'",)),
         (("import", "chain.json", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
         (("probe", "pair.yaml", "-o", "nowhere/file"), ("cannot write 'nowhere/file'",)),
@@ -147,6 +152,16 @@ def test_a_value_is_printed_beside_its_thing(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert f"tuning: {tuning_id}" in said
     assert "given" not in said
+
+
+def test_what_a_file_says_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name may hold what clears the screen."""
+
+    def failed() -> None:
+        raise AutosyncError("node 'a\x1b[2J\x9b1m' has no device.")
+
+    assert guarded(failed) == REFUSED
+    assert r"node 'a\x1b[2J\x9b1m' has no device." in capsys.readouterr().err
 
 
 def test_a_defect_is_one_line_and_a_log(

@@ -336,6 +336,33 @@ def test_import_of_a_function_of_ones_own(folder: Path) -> None:
         assert "makes inputs of batch size 8, but --batch is 16" in " ".join(refused.stderr.split())
 
 
+MIXED = """
+import torch
+
+def lowered():
+    def loss(outputs, inputs):
+        assert outputs.dtype == torch.bfloat16
+        return outputs.sum()
+
+    return torch.nn.Linear(4, 2), (torch.zeros(8, 4),), loss
+
+def whole():
+    return *lowered()[:2], lambda outputs, inputs: outputs.sum()
+"""
+
+
+def test_a_profile_under_autocast_fits_the_graph_recorded_under_it(folder: Path) -> None:
+    (folder / "mixed.py").write_text(MIXED)
+    lowered = ("mixed:lowered", "--autocast", "bfloat16", "-o")
+    autosync(folder, "import", *lowered, "lowered.json")
+    autosync(folder, "profile", *lowered, "profile.json", "--iterations", "1")
+    options = ("pair.yaml", "--profile", "profile.json", "--proposals", "50")
+    told = autosync(folder, "rank", "lowered.json", *options, "--simulator", "analytic").stderr
+    assert "of 1 steps under autocast to torch.bfloat16" in " ".join(told.split())
+    refused = autosync(folder, "rank", "mixed:whole", *options, code=2).stderr
+    assert "the same model with the same --autocast" in " ".join(refused.split())
+
+
 def test_import_of_an_onnx_file(folder: Path) -> None:
     node = onnx_files.node("MatMul", "x w", "y", "product")
     odd = onnx_files.node("Frobnicate", "y", "z")

@@ -103,6 +103,8 @@ def test_an_event_of_any_kind_shows_its_text(kind: str) -> None:
     assert (bar.progress.tasks[0].completed, bar.progress.tasks[0].total) == (2, 4)
     bar.see("search", "strategy 3: 12.2 ms", 3, 4)
     assert bar.description.startswith("trying strategies")
+    bar.see(kind, "node a\x1b[2J has no device")
+    assert bar.description == r"node a\x1b[2J has no device"
 
 
 def test_what_a_ranking_compiles_is_said_before(

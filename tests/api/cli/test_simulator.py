@@ -92,9 +92,10 @@ def test_training_writes_what_can_be_kept(tmp_path: Path) -> None:
     [
         ((), "--output"),
         (("-o", "a.safetensors", "--url", "http://127.0.0.1:9"), "--url"),
+        (("-o", "a.safetensors", "--db", "sqlite:///other.db"), "--db"),
     ],
 )
-def test_a_request_for_a_checkpoint_is_refused_where_it_is_half_a_one_or_for_a_service(
+def test_a_request_for_a_checkpoint_is_refused_where_it_is_half_a_one_or_for_elsewhere(
     words: tuple[str, ...], thing: str, tmp_path: Path
 ) -> None:
     refused = CliRunner().invoke(app, ["train", str(tmp_path), *words]).exception

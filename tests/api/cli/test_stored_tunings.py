@@ -24,6 +24,8 @@ from autosync.bundle import Evidence, load_bundle
 from autosync.documents import from_json, to_json
 from autosync.extensions.offload.document import Offload
 from autosync.nccl_knobs import NcclKnobs, NcclRange
+from autosync.search.loop.earlier_document import EarlierTrials
+from autosync.search.loop.earlier_trials import read_earlier
 from autosync.search.space import SPACES
 from autosync.simulator.explanation import explain
 from autosync.strategy import Strategy
@@ -106,6 +108,26 @@ def test_a_strategy_is_exported_by_the_id_that_show_prints(
         said = refused("export", tuning_id[:8], *db, "--strategy", wrong)
         assert words in said
         assert "`autosync show` lists them" in said
+
+
+def test_trials_alone_leave_the_bundle_of_another_tuning_as_it_is(
+    source: tuple[str, str],
+    sqlite: Database,
+    tuning_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tuning without an answer has trials, too."""
+    monkeypatch.chdir(tmp_path)
+    run("export", tuning_id[:8], *source)
+    bundle = Path("best.json").read_text()
+    waiting = enqueue(sqlite, small_request())
+    for tuning in (tuning_id, waiting):
+        run("export", tuning[:8], *source, "--trials", "trials.json")
+        known = read_earlier(Path("trials.json"))
+        assert isinstance(known, EarlierTrials)
+        assert bool(known.trials) == (tuning == tuning_id)
+        assert Path("best.json").read_text() == bundle
 
 
 def test_predictions_have_intervals_once_these_are_known(

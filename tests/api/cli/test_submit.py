@@ -61,7 +61,8 @@ def test_a_job_on_any_hosts_describes_those_it_gets(tmp_path: Path) -> None:
     assert commands(script) == [
         f'/venv/python -m autosync import-cluster slurm {hardware} -o "tune-$SLURM_JOB_ID.yaml"',
         'exec /venv/python -m autosync tune resnet50 "tune-$SLURM_JOB_ID.yaml" --budget 16 '
-        "--launcher command --prefix 'srun -w {host} -N1 -n1 --overlap' --python /venv/python",
+        "--launcher command --prefix 'srun -w {host} -N1 -n1 --overlap --cpu-bind=none' "
+        "--python /venv/python",
     ]
     assert list(tmp_path.glob("*.sbatch")) == []
 
@@ -97,6 +98,16 @@ def test_a_job_on_the_hosts_of_a_file_asks_for_these(tmp_path: Path) -> None:
     hosts = [node.address for node in load_cluster("example-4x2").nodes]
     assert {"--nodes=4", "--gpus-per-node=2", f"--nodelist={','.join(hosts)}"} <= {*asked(script)}
     assert len(commands(script)) == 1
+
+
+def test_hosts_with_unequal_gpus_are_refused(tmp_path: Path) -> None:
+    """sbatch takes one number for all of them."""
+    counts = {"big": 8, "small": 4}
+    nodes = (Node(name, (Device("a100", count),), 95.6, 600.0) for name, count in counts.items())
+    save_cluster(Cluster("unequal", tuple(nodes)), tmp_path / "unequal.yaml")
+    error = autosync(tmp_path, "submit", "slurm", "resnet50", "unequal.yaml", code=2).stderr
+    assert "host 'big' has 8 GPUs and host 'small' has 4" in " ".join(error.split())
+    assert list(tmp_path.glob("*.sbatch")) == []
 
 
 @pytest.mark.parametrize(

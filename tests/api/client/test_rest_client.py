@@ -162,8 +162,12 @@ def call_simulators(client: Client, folder: Path) -> None:
 def call_the_rest(client: Client, folder: Path) -> None:
     assert client.rank("resnet50", "example-4x1", proposals=8, top=2).items[0].rank == 1
     compared = client.compare(
-        "resnet50", {"example-4x1": 2.0}, proposals=8, optimizer=Optimizer("adamw")
+        chain_graph(),
+        {"example-4x1": 2.0, grid_cluster(): 2.0},
+        proposals=8,
+        optimizer=Optimizer("adamw"),
     )
+    assert {each.cluster for each in compared.items} == {"example-4x1", "grid"}
     assert compared.items[0].cost_per_million_samples is not None
     made = client.keys.add("bob", "read", days=1)
     assert made.key.startswith(f"{made.id}.")
@@ -269,6 +273,18 @@ def test_a_stream_that_is_cut_while_nothing_happens_is_made_again_as_often_as_it
         with pytest.raises(ServiceUnreachable, match="the stream ended"):
             list(client.tunings.events("3f2a90c1"))
     assert streams == []
+
+
+def test_a_service_that_refuses_events_for_now_says_when_and_why() -> None:
+    busy = (503, {"Retry-After": "5", "Content-Type": "application/problem+json"}, PROBLEM)
+    waited: list[float] = []
+    with (
+        scripted(busy) as script,
+        Client(script.address, sleep=waited.append) as client,
+        pytest.raises(ServiceError, match="not now") as caught,
+    ):
+        list(client.tunings.events("3f2a90c1"))
+    assert (caught.value.status, waited) == (503, [5.0] * 4)
 
 
 def test_what_is_away_is_asked_again() -> None:

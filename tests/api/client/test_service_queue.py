@@ -4,7 +4,7 @@ between them does, and it does nothing else there."""
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from autosync.api.client import service_queue as service_queue_module
 from autosync.api.client.service_errors import ServiceError
 from autosync.api.db import Database
 from autosync.api.db.tables import EventRow, OutcomeRow, TrialRow, TuningRow, WorkerRow
-from autosync.api.engine import job_queue, queue_worker, tuning_control
+from autosync.api.engine import database_store, job_queue, queue_worker, tuning_control
 from autosync.api.engine.api_keys import living_key, make_key, revoke_key
 from autosync.api.engine.leases import ServiceAway
 from autosync.api.engine.queue_worker import TimeLimit, work_off
@@ -33,7 +33,7 @@ from autosync.trials.contract import TrialRequest
 from tests.api.checkpoints import checkpoint, opinionated
 from tests.api.client.service_queues import Line, service_queue, undisturbed
 from tests.api.engine.test_queue_worker import REQUEST, rows, state
-from tests.api.sample import candidates
+from tests.api.sample import candidates, claimed, run_search, small_request
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 
 pytestmark = pytest.mark.timeout(600)
@@ -120,6 +120,29 @@ def test_what_a_lost_worker_measured_is_not_measured_again(sqlite: Database) -> 
     assert state(sqlite, tuning_id) == "finished"
 
 
+@pytest.mark.parametrize(
+    ("limit", "most", "parts"), [("PART_ROWS", 4, (0, 4, 6)), ("PART_BYTES", 1, range(7))]
+)
+def test_what_was_measured_before_comes_in_parts(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, parts: Sequence[int]
+) -> None:
+    """However many strategies there are: an answer may have 64 MiB."""
+    monkeypatch.setattr(database_store, limit, most)
+    held, store = claimed(sqlite, small_request())
+    run_search(store, small_request())
+    asked: list[str] = []
+
+    def line(request: httpx.Request, service: Service) -> httpx.Response:
+        asked.append(request.url.query.decode())
+        return service(request)
+
+    with service_queue(sqlite, line) as queue:
+        known = queue.store(held)
+    assert asked == [f"first={first}" for first in parts]
+    assert list(known.proposals()) == list(store.proposals())
+    assert list(known.trials()) == list(store.trials())
+
+
 def test_answers_that_are_lost_lose_nothing(sqlite: Database) -> None:
     """Every second answer to a worker never arrives, though the service did what it was asked."""
     tuning_id = enqueue(sqlite, REQUEST)
@@ -146,8 +169,9 @@ def test_a_service_that_restarts_is_waited_for(sqlite: Database) -> None:
 
     def line(request: httpx.Request, service: Service) -> httpx.Response:
         path = request.url.path
-        if refused[path] < 2 and path.endswith(("/claims", "/work", "/trials", "/answer")):
-            refused[path] += 1
+        asked = f"{request.method} {path}"
+        if refused[asked] < 2 and path.endswith(("/claims", "/work", "/trials", "/answer")):
+            refused[asked] += 1
             if path.endswith("/claims"):
                 raise httpx.ConnectError("connection refused", request=request)
             return httpx.Response(503, json={"detail": "starting"}, request=request)
@@ -160,7 +184,7 @@ def test_a_service_that_restarts_is_waited_for(sqlite: Database) -> None:
         work_off(
             queue, threading.Event(), once=True, launcher_of=lambda _: ScriptedLauncher(steady)
         )
-    assert len(refused) == 4
+    assert len(refused) == 5
     assert state(sqlite, tuning_id) == "finished"
 
 

@@ -130,6 +130,26 @@ def test_what_a_stopping_worker_gives_back_has_ended_only_if_it_was_cancelled(
             assert (row.state, row.finished_at is not None) == (ends, cancel)
 
 
+def test_what_was_cancelled_ends_without_another_worker_once_its_lease_has_ended(
+    database: Database,
+) -> None:
+    held, others = (claimed(database, REQUEST)[0] for _ in range(2))
+    expire(database, others)
+    assert job_queue.cancel(database, held.job_id) == "cancelling"
+    with database.writing() as session:
+        session.connection()
+        job_queue.end_abandoned(database)  # waits for no writer where there is nothing to end
+    assert state(database, held.job_id) == "cancelling"
+    expire(database, held)
+    job_queue.end_abandoned(database)
+    with database.reading() as session:
+        row = session.get_one(TuningRow, held.job_id)
+        assert (row.state, row.finished_at is not None) == ("cancelled", True)
+    assert state(database, others.job_id) == "running"
+    with pytest.raises(LeaseLost):
+        job_queue.end_cancelled(database, held)
+
+
 def test_what_has_ended_cannot_be_cancelled(database: Database) -> None:
     held, _ = claimed(database, REQUEST)
     job_queue.fail(database, held, "no\x00 workers")

@@ -19,6 +19,7 @@ from autosync.api.engine.tuning_request import TuningRequest, same_tuning
 from autosync.api.views import reports
 from autosync.api.views.runtimes import runtimes_parquet
 from autosync.cluster import MessageCost
+from autosync.cluster.collective_curve import CollectiveCurve
 from autosync.documents import to_data
 from autosync.environment import SHARE_GPUS_VARIABLE
 from autosync.search.loop.settings import Settings
@@ -75,13 +76,18 @@ def test_a_tuning_measures_its_kernels_and_keeps_its_records(
 def test_what_was_measured_is_no_other_domain() -> None:
     given = domain_of()
     cost = MessageCost("all_reduce", 1e-4, 0.0, 0.0)
-    probed = replace(given, cluster=replace(given.cluster, costs=(cost,)))
+    curve = CollectiveCurve("all_reduce", 4, 4, (8.0, 1024.0), (3e-5, 4e-5))
+    # as a probe over shaped links leaves it
+    found = replace(given.cluster, costs=(cost,), curves=(curve,), link_seconds_per_send=1e-6)
+    probed = replace(given, cluster=found)
     timed = replace(probed, profile=replace(given.profile, update_seconds=1.0, source="measured"))
     assert same_tuning(given, probed, "waited")
     assert same_tuning(given, timed, "kernels")
     assert not same_tuning(given, timed, "waited")
     assert not same_tuning(probed, given, "waited")
     assert not same_tuning(domain_of(cluster=grid_cluster(2)), probed, "kernels")
+    unprobed = replace(given, cluster=replace(given.cluster, curves=(curve,)))
+    assert not same_tuning(given, unprobed, "waited")
 
 
 def test_a_request_names_what_computes(client: TestClient, ids: dict[str, str]) -> None:

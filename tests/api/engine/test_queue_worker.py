@@ -2,12 +2,13 @@
 tuning that a test run makes (`tests.api.real_tuning`) is killed and resumed."""
 
 import threading
+from dataclasses import replace
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from autosync.api.db import Database
-from autosync.api.db.tables import TrialRow, TuningRow
+from autosync.api.db.tables import EventRow, SimulatorRow, TrialRow, TuningRow
 from autosync.api.engine import job_queue, version_training
 from autosync.api.engine.job_queue import Claim
 from autosync.api.engine.queue_worker import launcher_begun_with, run_claim, work
@@ -19,8 +20,11 @@ from autosync.api.views import reports
 from autosync.errors import NotSupported
 from autosync.search.loop.settings import Settings
 from autosync.search.loop.tuning_store import MemoryStore
-from autosync.trials.contract import Pool, TrialError, TrialResult, Workload
+from autosync.simulator.learned.features.feature_names import FEATURE_VERSION
+from autosync.simulator.simulator_contract import Learner
+from autosync.trials.contract import Pool, TrialError, TrialRequest, TrialResult, Workload
 from tests.api.sample import claimed, run_search
+from tests.api.simulator_versions import store_versions
 from tests.domains import domain_of, grid_cluster
 from tests.search.collect.scripted_launcher import ScriptedLauncher, steady
 from tests.waiting import until
@@ -127,6 +131,22 @@ def test_a_worker_that_stops_gives_its_tuning_back(sqlite: Database) -> None:
     assert state(sqlite, tuning_id) == "queued"
 
 
+def test_a_worker_takes_nothing_more_from_a_database_that_was_upgraded(sqlite: Database) -> None:
+    """It would fail tunings that it cannot read."""
+    ids = [enqueue(sqlite, REQUEST) for _ in range(2)]
+
+    def upgraded(request: TrialRequest, number: int) -> float:
+        if number == 0:
+            with sqlite.writing() as session:
+                session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        return steady(request, number)
+
+    url, launcher = str(sqlite.engine.url), ScriptedLauncher(upgraded)
+    with pytest.raises(NotSupported, match="the database has schema revision 9999, and had"):
+        work(url, threading.Event(), once=True, trains=False, launcher_of=lambda _: launcher)
+    assert sorted(state(sqlite, each) for each in ids) == ["finished", "queued"]
+
+
 def failure_at(database: Database, tuning_id: str, claims: int) -> str:
     """How the tuning fails at the claim of this number."""
     with database.writing() as session:
@@ -162,3 +182,22 @@ def test_one_that_was_given_up_and_is_resumed_has_as_many_chances_again(
         for claims, dies in ((most, False), (most + 1, True)):
             assert ("never came to its end" in failure_at(database, tuning_id, claims)) is dies
         assert resume(database, tuning_id) == "queued"
+
+
+def test_a_tuning_whose_simulator_an_upgrade_has_left_behind_goes_on_with_the_one_in_use(
+    database: Database,
+) -> None:
+    """It was asked for, and waited, under an AutoSync whose simulators read other features."""
+    store_versions(database)
+    held, _ = claimed(database, replace(REQUEST, simulator="learned"))
+    queue = DatabaseQueue(database)
+    assert queue.request(held).simulator_version == 3
+    with database.writing() as session:
+        session.get_one(SimulatorRow, "version-3").feature_version = FEATURE_VERSION - 1
+    for _ in range(2):  # as at another claim
+        request = queue.request(held)
+        assert request.simulator_version == 0
+        assert isinstance(queue.simulator(held, request), Learner)
+    with database.reading() as session:
+        told = session.scalars(select(EventRow.message)).all()
+    assert told == ["version 3 of the simulator can no longer be used: version 0 ranks"]

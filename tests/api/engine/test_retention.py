@@ -33,6 +33,7 @@ from autosync.api.engine.retention import prune, prune_versions
 from autosync.api.engine.simulator_store import lock_usable_version, trained_files
 from autosync.api.engine.submission import enqueue
 from autosync.api.views import reports
+from autosync.api.views.simulators import simulator_account, simulator_page
 from autosync.errors import NotFound
 from autosync.search.loop.outcome import TuningEvent
 from tests.api.sample import claimed, finished, small_request
@@ -184,6 +185,22 @@ def test_a_version_that_a_tuning_asks_for_by_its_name_is_kept_until_its_end(
     store_versions(sqlite)
     waiting = enqueue(sqlite, replace(small_request(), simulator="version-1"))
     assert_kept_until_its_end(sqlite, waiting, {1, 3})
+
+
+def test_no_page_is_named_of_a_version_that_was_removed(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "KEPT_VERSIONS", 1)
+    store_versions(sqlite)
+    names = ("version-2", "learned", "timeline")
+    ids = [enqueue(sqlite, replace(small_request(), simulator=name)) for name in names]
+    job_queue.cancel(sqlite, ids[0])
+    with sqlite.writing() as session:
+        prune_versions(session)
+    with sqlite.reading() as session:
+        pages = [simulator_page(session, reports.tuning(session, each)) for each in ids]
+        assert pages == [None, "version-3", None]
+        assert simulator_account(session, "version-3").kept_parents == ("version-0",)
 
 
 def test_one_whose_version_was_removed_goes_on_with_the_one_in_use(

@@ -201,6 +201,17 @@ def test_trials_that_do_not_stand_for_the_cluster_teach_nothing(
     assert read_measured_trials(sqlite).trials == ()
 
 
+def test_what_gloo_sends_for_a_cluster_on_nccl_teaches_nothing(sqlite: Database) -> None:
+    finished(sqlite, request := small_request(12))
+    read = read_measured_trials(sqlite)
+    ((key, texts),) = read.domains.items()
+    nccl = to_json(replace(request.domain.cluster, backend="nccl"))
+    read = replace(read, domains={key: replace(texts, cluster=nccl)})
+    assert source_trials(read) == []
+    on_gpus = tuple(replace(trial, device="cuda") for trial in read.trials)
+    assert len(source_trials(replace(read, trials=on_gpus))) == 1
+
+
 def test_whoever_lost_the_claim_stores_no_version(
     sqlite: Database, small_dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

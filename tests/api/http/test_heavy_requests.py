@@ -303,12 +303,16 @@ def test_many_strategies_of_a_small_domain_are_parsed_in_a_process(
     of_domain = heavy_requests._of_tuning(sqlite, {"tuning_id": tuning_id}, b"")
     monkeypatch.setattr(heavy_requests, "SMALL_JSON_BYTES", of_domain.json_bytes)
     paths = [f"/v1/tunings/{tuning_id}/{part}" for part in ("measured", "buckets")]
-    paths += [f"/tunings/{tuning_id}/frameworks", f"/v1/queue/claims/{tuning_id}/1/work"]
+    paths += [f"/tunings/{tuning_id}/frameworks"]
+    trials = f"/v1/queue/claims/{tuning_id}/1/trials"
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
         assert client.get(f"/v1/tunings/{tuning_id}/domain").status_code == 200
         for path in paths:
             client.get(path)
-    assert asked_apart == paths
+        monkeypatch.setattr(heavy_requests, "SMALL_JSON_BYTES", 0)
+        for first in (0, 1000):  # there are no more of them behind the last
+            client.get(trials, params={"first": first})
+    assert asked_apart == [*paths, trials]
 
 
 def test_a_form_that_is_filled_in_from_a_tuning_with_large_pins_is_made_in_a_process(

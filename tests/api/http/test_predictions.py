@@ -4,8 +4,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from autosync.api.engine.service_limits import UNLIMITED, ServiceLimits
+from autosync.api.http import prediction_answers
 from autosync.api.http.prediction_answers import TimeLimit
 from autosync.documents import from_data
+from autosync.errors import InvalidInput
 from autosync.strategy import Strategy
 from tests.api.http.rest_answers import posted
 from tests.placed_models import heavy_layers
@@ -54,6 +56,7 @@ def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> 
     body = {"graph": ids["graph"], "clusters": clusters, "proposals": 16}
     items = client.post("/v1/compare", json=body).json()["items"]
     assert [item["cluster"] for item in items] == ["example-2x2", "grid"]
+    assert [item["requested"] for item in items] == ["example-2x2", ids["cluster"]]
     for item, cost in zip(items, (1, 1e6), strict=True):
         hours = 1e6 / item["samples_per_second"] / 3600
         assert item["cost_per_million_samples"] == pytest.approx(hours * cost)
@@ -61,6 +64,29 @@ def test_clusters_by_what_they_cost(client: TestClient, ids: dict[str, str]) -> 
     items = client.post("/v1/compare", json=body).json()["items"]
     rates = [item["samples_per_second"] for item in items]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_a_cluster_that_cannot_hold_the_model_is_left_out_of_a_comparison(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = heavy_layers(memory_gb=0.001)
+    tight = posted(client, where.graph, where.cluster)
+    clusters = [{"cluster": tight["cluster"]}, {"cluster": "example-2x2"}]
+    body = {"graph": tight["graph"], "clusters": clusters, "proposals": 16}
+    found = client.post("/v1/compare", json=body).json()
+    assert [each["requested"] for each in found["items"]] == ["example-2x2"]
+    (left_out,) = found["left_out"]
+    assert left_out["requested"] == tight["cluster"]
+    assert "fits the devices of cluster 'grid'" in left_out["reason"]
+    alone = client.post("/v1/compare", json={**body, "clusters": clusters[:1]})
+    assert (alone.status_code, alone.json()["thing"]) == (422, "memory")
+    things = iter(("profile", "memory"))
+
+    def refuse(*_: object) -> None:
+        raise InvalidInput("it is wrong.", thing=next(things), value=None, remedy="Mend it.")
+
+    monkeypatch.setattr(prediction_answers, "_compared", refuse)
+    assert client.post("/v1/compare", json=body).json()["thing"] == "profile"
 
 
 def test_what_cannot_be_predicted_is_refused(
@@ -128,3 +154,19 @@ def test_time_ends_for_placements_and_draws_alike() -> None:
     assert not limit.placements_cut
     assert limit.stop_placing()
     assert limit.placements_cut
+
+
+def test_placements_that_a_cluster_cannot_have_are_told(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    asked = {**ids, "proposals": 16, "top": 1}
+    for cluster, space, told in (
+        ("aws-p3-2xlarge-x4", {"placement": True}, True),
+        ("aws-p3-2xlarge-x4", {}, False),
+        (ids["cluster"], {"placement": True}, False),
+        (ids["cluster"], {"placement": True, "all_reduce": False}, True),
+    ):
+        answer = client.post("/v1/rank", json={**asked, "cluster": cluster, "space": space})
+        assert answer.status_code == 200, answer.text
+        warned = [each for each in answer.json()["warnings"] if "no modules are placed" in each]
+        assert bool(warned) == told, (cluster, space)

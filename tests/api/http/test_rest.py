@@ -17,8 +17,10 @@ from autosync.api.http.app import create_app
 from autosync.api.http.openapi import DOCUMENTS
 from autosync.api.views.dashboard.tuning_form import form_of_tuning
 from autosync.bundle import Bundle
+from autosync.cluster.cluster_file import load_cluster
 from autosync.documents import from_json, to_data, to_json
 from autosync.domain import Domain
+from autosync.models import bundled
 from autosync.search.loop.earlier_document import EarlierTrials
 from tests.api.http.rest_answers import YAML, posted, refused
 from tests.api.sample import claimed, finished, run_search, small_request, waiting
@@ -51,6 +53,16 @@ def test_a_cluster_as_yaml_and_as_json(client: TestClient) -> None:
     listed = client.get("/v1/clusters").json()
     assert [item["world_size"] for item in listed["items"]] == [2]
     assert "example-4x1" in listed["bundled"]
+
+
+def test_what_is_bundled_is_read_by_its_name(client: TestClient) -> None:
+    """As the lists have it: to pin a variable one needs the names in the graph."""
+    graph, cluster = client.get("/v1/graphs/resnet50"), client.get("/v1/clusters/example-4x1")
+    assert graph.text == to_json(bundled("resnet50"))
+    assert cluster.text == to_json(load_cluster("example-4x1"))
+    for answer in (graph, cluster):
+        assert "immutable" not in answer.headers["cache-control"]
+    refused(client.get("/v1/graphs/resnet51"), 404, "no graph")
 
 
 def test_a_tuning_from_start_to_cancel(client: TestClient, ids: dict[str, str]) -> None:
@@ -94,7 +106,9 @@ def test_a_finished_tuning(client: TestClient, sqlite: Database) -> None:
     assert "best.json" in shipped.headers["content-disposition"]
     assert from_json(Bundle, shipped.content).strategy.id == tuning["result"]["strategy_id"]
     strategy_id = ranked["items"][3]["strategy_id"]
-    other = from_json(Bundle, client.get(f"{base}/bundle?strategy={strategy_id}").content)
+    of_another = client.get(f"{base}/bundle?strategy={strategy_id}")
+    assert of_another.headers["content-disposition"] == "attachment", "it is not best.json"
+    other = from_json(Bundle, of_another.content)
     assert other.strategy.id == strategy_id
     assert client.get(f"/v1/strategies/{strategy_id}").text == to_json(other.strategy)
     assert "testbed (4 nodes)" in client.get("/v1/runtimes.csv").text

@@ -116,6 +116,20 @@ def test_one_gpu_updates_as_several_do(client: TestClient, ids: dict[str, str]) 
     assert found[1]["efficiency"] == pytest.approx(alone / found[1]["step_seconds"])
 
 
+def test_one_gpu_is_as_uncertain_as_its_compute(client: TestClient, ids: dict[str, str]) -> None:
+    job = {**ids, "cluster": "aws-p3-2xlarge-x4", "nodes": [1]}
+    estimated = client.post("/v1/scale", json=job).json()
+    (point,) = estimated["points"]
+    assert point["low_seconds"] < point["step_seconds"] < point["high_seconds"]
+    assert any("compute is an estimate" in each for each in estimated["warnings"])
+    measured = to_data(replace(estimate_profile(chain_graph(), "v100"), source="measured"))
+    for known in ({"step_seconds": 0.02}, {"profile": measured}):
+        stated = client.post("/v1/scale", json={**job, **known}).json()
+        (point,) = stated["points"]
+        assert point["low_seconds"] == point["step_seconds"] == point["high_seconds"]
+        assert not any("compute is an estimate" in each for each in stated["warnings"])
+
+
 def test_few_nodes_compute_as_fast_as_their_own_devices(
     client: TestClient, ids: dict[str, str]
 ) -> None:
@@ -135,16 +149,19 @@ def test_few_nodes_compute_as_fast_as_their_own_devices(
     assert two["efficiency"] == pytest.approx(computing / two["step_seconds"])
 
 
+@pytest.mark.parametrize(("devices", "on_one"), [(2, "ddp"), (1, "the model")])
 def test_what_does_not_fit_is_told_of_each_number_of_nodes(
-    client: TestClient, ids: dict[str, str]
+    client: TestClient, ids: dict[str, str], devices: int, on_one: str
 ) -> None:
-    small = PAIR.replace("count: 2", "count: 2, memory_gb: 0.00001")
-    cluster = client.post("/v1/clusters", content=small).json()["id"]
-    asked = {**ids, "cluster": cluster, "nodes": [1, 2]}
-    told = " ".join(client.post("/v1/scale", json=asked).json()["warnings"])
-    assert "ddp does not fit on 1 node: a rank needs" in told
+    def on(memory_gb: float) -> dict[str, object]:
+        few = PAIR.replace("count: 2", f"count: {devices}, memory_gb: {memory_gb:f}")
+        cluster = client.post("/v1/clusters", content=few).json()["id"]
+        return {**ids, "cluster": cluster, "nodes": [1, 2]}
+
+    told = " ".join(client.post("/v1/scale", json=on(0.00001)).json()["warnings"])
+    assert f"{on_one} does not fit on 1 node: a rank needs" in told
     assert "ddp does not fit on 2 nodes: a rank needs" in told
-    roomy = client.post("/v1/scale", json={**asked, "cluster": ids["cluster"]}).json()
+    roomy = client.post("/v1/scale", json=on(1.0)).json()
     assert "does not fit" not in " ".join(roomy["warnings"])
 
 
@@ -271,3 +288,6 @@ def test_a_log_is_uploaded_on_the_page_of_its_cluster(
         "/clusters/calibrate", data=fields, files={"document": ("x.log", b"no table")}
     )
     assert (wrong.status_code, "has no table of nccl-tests" in wrong.text) == (422, True)
+    costed = {**fields, "cluster": "rtx-2080-ti-2x4-10gbe"}
+    told = client.post("/clusters/calibrate", data=costed, files=file)
+    assert (told.status_code, "without `costs` the curves count" in told.text) == (200, True)

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.exc import OperationalError
 
 from autosync.api.db import Database
 from autosync.api.engine import job_queue
 from autosync.api.engine.submission import enqueue
+from autosync.api.http import app
 from autosync.api.spec import LONGEST_NOTE
 from autosync.api.views.documents import CLUSTER_SORTS, GRAPH_SORTS
 from autosync.api.views.reports import TRIAL_SORTS, TUNING_SORTS
@@ -14,6 +17,7 @@ from autosync.exports import EXPORTS
 from tests.api.http.forms import given_token
 from tests.api.http.rest_answers import refused
 from tests.api.sample import claimed, finished, small_request
+from tests.waiting import until
 
 REQUEST = small_request()
 
@@ -143,3 +147,33 @@ def test_settings_of_frameworks(client: TestClient, sqlite: Database) -> None:
     held, _ = claimed(sqlite, REQUEST)
     path = f"/v1/tunings/{held.job_id}/settings?for=ddp"
     refused(client.get(path), 409, "no confirmed answer")
+
+
+def test_a_service_without_workers_ends_what_was_cancelled_as_its_worker_died(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page has no button meanwhile, and clients wait for the end."""
+    monkeypatch.setattr(app, "UPKEEP_SECONDS", 0.01)
+    held, _ = claimed(sqlite, REQUEST)
+    assert job_queue.cancel(sqlite, held.job_id) == "cancelling"
+    job_queue.expire(sqlite, held)
+    with TestClient(app.create_app(sqlite), base_url="http://127.0.0.1") as client:
+        path = f"/v1/tunings/{held.job_id}"
+        until(lambda: client.get(path).json()["state"] == "cancelled", "the end of the tuning")
+
+
+def test_a_service_whose_database_is_away_looks_again_and_says_so_once(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[Database] = []
+
+    def look(database: Database) -> None:
+        looks.append(database)
+        raise OperationalError("", {}, ValueError("the database is away"))
+
+    monkeypatch.setattr(app, "UPKEEP_SECONDS", 0.01)
+    monkeypatch.setattr(app, "end_abandoned", look)
+    with TestClient(app.create_app(sqlite), base_url="http://127.0.0.1"):
+        until(lambda: len(looks) > 2, "further looks")
+    (told,) = (each.getMessage() for each in caplog.records if each.name == app.log.name)
+    assert "the database is away" in told

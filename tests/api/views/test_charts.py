@@ -16,10 +16,11 @@ from autosync.api.views.dashboard.trial_points import (
     pairs_by_round,
     trial_points,
 )
-from autosync.api.views.dashboard.tuning_charts import MOST_DOTS, convergence_chart
+from autosync.api.views.dashboard.tuning_charts import MOST_DOTS, convergence_chart, tuning_charts
 from autosync.api.views.rankings import confirmed_speedups
 from autosync.api.views.timeline_schemas import TimelineIteration
 from autosync.simulator.timeline.iteration_trace import ComputeInterval, DealInterval
+from autosync.units import milliseconds
 from tests.api.sample import Shown
 
 
@@ -43,6 +44,26 @@ def test_the_best_so_far_goes_by_medians_and_can_rise() -> None:
     assert best_so_far(trials) == [10.0, 5.0, 5.0, 7.0, 6.5, 6.5]
     assert ddp_seconds(trials) == 10.0
     assert ddp_seconds([]) is None
+
+
+def test_the_repeats_that_chose_the_winner_count_in_no_chart() -> None:
+    repeats = [("ddp", "confirm", place, seconds) for place, seconds in enumerate((1.0, 1.0, 3.0))]
+    assert ddp_seconds(points(*repeats)) == 2.0
+    assert best_so_far(points(*repeats, ("ddp", "confirm", 3, 3.0)))[-1] == 3.0
+
+
+def test_charts_show_the_seconds_of_the_ranking(shown: Shown) -> None:
+    with shown.database.reading() as session:
+        tuning = reports.tuning(session, shown.first)
+        ranked = reports.ranked_strategies(session, shown.first).items
+        charts = {chart.name: chart for chart in tuning_charts(session, tuning)[0]}
+    measured = [row for row in ranked if row.step_seconds is not None]
+    assert any(row.confirmed for row in measured)
+    assert [row[1:] for row in charts["accuracy"].rows] == [
+        (milliseconds(row.predicted_seconds), milliseconds(row.step_seconds)) for row in measured
+    ]
+    (ddp,) = (row for row in measured if row.is_ddp)
+    assert f", DDP {milliseconds(ddp.step_seconds)}, limit " in charts["convergence"].words
 
 
 def test_pairs_are_counted_within_a_round() -> None:

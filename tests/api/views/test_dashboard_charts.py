@@ -10,6 +10,7 @@ from autosync.api.views.dashboard.measured_models import measured_models
 from autosync.api.views.dashboard.strategy_labels import Chip, StrategyLabel
 from autosync.api.views.dashboard.trial_points import trial_points
 from autosync.api.views.dashboard.tuning_comparison import (
+    FACTS,
     OUTCOMES,
     compared_tunings,
     convergences,
@@ -23,6 +24,7 @@ from autosync.units import (
     scales_in_words,
 )
 from tests.api.sample import (
+    TESTBED,
     Shown,
     claimed,
     finished,
@@ -68,6 +70,7 @@ def test_the_chart_of_choices_has_a_row_and_a_line_for_each() -> None:
     assert [rule.at for rule in plot.rules] == [40.0]
     assert chart.rows[0] == ("all-reduce", "Method", "3", "10.0 ms", "20.0 ms", "30.0 ms")
     assert choice_chart(values, None).plots[0].rules == ()
+    assert choice_chart(values, None, "Few.").footnote.endswith("of its choice alone. Few.")
     spans = plot.series[1].points
     assert spans[0][2] == "all-reduce: 3 strategies, 10.0 to 30.0 ms"
     assert spans[1][2] == "parameter server: 1 strategy, 30.0 to 30.0 ms"
@@ -112,10 +115,14 @@ def test_a_comparison_says_what_ddp_took_and_what_speed_ups_are_over(sqlite: Dat
     assert ended.result is not None
     assert ddp is not None
     assert facts["torch's DDP"] == ("–", milliseconds(ddp))
+    assert facts["Trials ran on"] == (TESTBED, TESTBED), "asked for was another launcher"
+    exact = [TESTBED.replace(")", f", rates within {each} %)") for each in (0.6, 0.7)]
+    assert FACTS["Trials ran on"](ended.model_copy(update={"ran_on": exact})) == TESTBED
     over = f"{ended.result.speedup:.3f}× over {ended.result.baseline}"
     assert facts["Speed-up"] == (over, "–")
     kept = ended.result.model_copy(update={"keep_ddp": True})
-    assert OUTCOMES["Speed-up"](ended.model_copy(update={"result": kept})) == "keep DDP"
+    of_kept = ended.model_copy(update={"result": kept})
+    assert (OUTCOMES["Speed-up"](of_kept), OUTCOMES["Interval"](of_kept)) == ("keep DDP", "–")
 
 
 def test_one_is_not_many_and_small_numbers_are_not_nothing() -> None:

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select, text
 
 from autosync.api.db import Database
+from autosync.api.db.tables import StrategySummaryRow
 from autosync.api.engine.database_store import DatabaseStore
 from autosync.api.views import reports, runtimes
 from autosync.api.views.exports import bundle_document
@@ -21,6 +22,7 @@ from autosync.api.views.runtimes import (
     runtimes_jsonl,
     runtimes_parquet,
 )
+from autosync.api.views.tuning_schemas import is_settled
 from autosync.bundle import Bundle
 from autosync.documents import from_json
 from autosync.errors import NotFound
@@ -68,6 +70,24 @@ def test_what_waits_and_what_failed_come_last(sqlite: Database) -> None:
         row.is_ddp or not row.trials or row.step_seconds is None for row in ranked
     ]
     assert not any(row.confirmed for row in ranked)
+
+
+def test_no_speed_up_over_a_baseline_that_spreads_is_settled(sqlite: Database) -> None:
+    tuning_id = finished(sqlite, REQUEST)
+    with sqlite.writing() as session:
+        before = reports.ranked_strategies(session, tuning_id).items
+        (ddp,) = (row for row in before if row.is_ddp)
+        session.get_one(StrategySummaryRow, (tuning_id, ddp.strategy_id)).spread = 0.79
+        session.flush()
+        after = reports.ranked_strategies(session, tuning_id).items
+        result = reports.tuning(session, tuning_id).result
+    assert result is not None
+    assert not result.settled
+    confirmed = [row for row in after if row.confirmed]
+    assert len(confirmed) > 1
+    assert all(row.settled for row in before)
+    assert not any(row.settled for row in confirmed)
+    assert any(is_settled(row.spread) for row in confirmed), "its own iterations agree"
 
 
 def test_progress_is_readable_while_it_runs(sqlite: Database) -> None:

@@ -223,6 +223,14 @@ def test_headlines_say_what_is_known(shown_sqlite: Shown) -> None:
     assert told.where == "Measured on testbed (4 nodes), 1/2 of the bytes, 2 times slower."
     kept = _with(tuning, result=tuning.result.model_copy(update={"keep_ddp": True}))
     assert headline(kept, None, "").sentence == "chain on grid: keep torch's DDP"
+    in_haste = tuning.result.model_copy(update={"keep_ddp": True, "repeats": 0})
+    told = headline(_with(tuning, result=in_haste), None, "")
+    assert "nothing was confirmed" in told.sentence
+    assert "0 interleaved repeats" not in told.certainty
+    slower = tuning.result.model_copy(update={"speedup": 0.5, "best_seconds": 0.02})
+    told = headline(_with(tuning, result=slower), None, "")
+    assert told.sentence.endswith("DDP is predicted not to fit into memory; the answer fits")
+    assert "It takes 20.0 ms an iteration" in told.certainty
     running = _with(tuning, result=None, state="running", best_seconds=0.01)
     assert "so far 2.00 times as fast" in headline(running, 0.02, "").sentence
     assert headline(running, 0.02, "").certainty.startswith("Not confirmed")

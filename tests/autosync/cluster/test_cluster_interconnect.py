@@ -69,6 +69,7 @@ def test_a_curve_is_read_as_it_is_written() -> None:
     ("changed", "words"),
     [
         ({"ranks": 1}, "ranks must be 2 or more"),
+        ({"ranks": 10**9, "nodes": 10**9}, "at most 131072"),
         ({"nodes": 17}, "as many as nodes or more"),
         ({"nodes": 0}, "as many as nodes or more"),
         ({"sizes_bytes": (), "seconds": ()}, "sizes_bytes must be 1 to 256 sizes, got 0"),

@@ -66,10 +66,13 @@ def test_a_mistake_is_found_where_it_is_made_and_nowhere_else(
     assert names(breakdown, *facts, passes=passes) == found.split()
 
 
-def test_a_model_in_either_fsdp_is_not_bare() -> None:
+def test_a_model_that_torch_synchronizes_is_not_bare() -> None:
     """By the names of classes: those of torch take a process group."""
 
     class FullyShardedDataParallel(nn.Sequential):
+        pass
+
+    class DistributedDataParallel(nn.Sequential):
         pass
 
     class FSDPModule(nn.Linear):
@@ -78,6 +81,8 @@ def test_a_model_in_either_fsdp_is_not_bare() -> None:
     assert wrapping_of(nn.Sequential(nn.Linear(2, 2))) == "none"
     assert wrapping_of(nn.Sequential(FSDPModule(2, 2))) == "fsdp2"
     assert wrapping_of(FullyShardedDataParallel(nn.Linear(2, 2))) == "fsdp1"
+    of_two = nn.ModuleList(DistributedDataParallel(nn.Linear(2, 2)) for _ in range(2))
+    assert wrapping_of(of_two) == "ddp"
 
 
 def test_an_interface_that_is_slower_than_another() -> None:

@@ -35,6 +35,19 @@ def test_a_call_that_issues_is_matched_with_gloos_mark() -> None:
     assert read.input == pytest.approx(np.array([[0, 100]]) * 1e-6)
 
 
+def test_operators_that_make_a_batch_are_input() -> None:
+    """As of transforms in a DataLoader without workers."""
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 100),
+        event("user_annotation", "enumerate(DataLoader)#x.__next__", 0, 40),
+        event("cpu_op", "aten::stack", 10, 30),
+        event("cpu_op", "aten::mm", 50, 90),
+    ]
+    read = rank_trace(trace(0, events), "t.json")
+    assert read.compute == pytest.approx(np.array([[50, 90]]) * 1e-6)
+    assert read.input == pytest.approx(np.array([[0, 40]]) * 1e-6)
+
+
 def test_gloos_reduce_scatter_is_named_after_its_call() -> None:
     """gloo marks it as the all-reduce that it runs."""
     events = [

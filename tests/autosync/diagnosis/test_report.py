@@ -18,6 +18,7 @@ MEASURED = Diagnosis(1, "ddp", "cuda", 1.0, GOOD)
     ("limit", "best", "says"),
     [
         (0.5, 0.6, "Worth tuning: 1.50 times as fast by prediction, at most 2.00 times as fast."),
+        (0.8, 0.6, "Worth tuning: 1.25 times as fast by prediction, at most 1.25 times as fast."),
         (0.5, 0.89, "Keep DDP: the best predicted strategy gains 1%; the limit is 2.00 times"),
         (0.97, 0.6, "Keep DDP: at most 3% of an iteration can be gained."),
         (1.4, 0.6, "Keep DDP: at most 0% of an iteration can be gained."),
@@ -33,6 +34,28 @@ def test_without_a_prediction_the_limit_hides_all_communication() -> None:
     sharded = replace(MEASURED, wrapping="fsdp2", step_seconds=2.0)
     assert sharded.limit_seconds == pytest.approx(1.4)
     assert sharded.verdict == "Worth tuning: up to 1.43 times as fast."
+
+
+def test_no_strategy_shortens_what_the_slowest_rank_does() -> None:
+    """The other one waits for it in half of an iteration."""
+    fast, slow = (replace(each, transfer=0.0, python=0.1) for each in GOOD.ranks)
+    ranks = (replace(fast, compute=0.4, waiting=0.5), replace(slow, compute=0.9))
+    found = replace(MEASURED, wrapping="fsdp2", breakdown=replace(GOOD, ranks=ranks))
+    assert found.limit_seconds == pytest.approx(1.0)
+    assert found.verdict == "Keep FSDP2: at most 0% of an iteration can be gained."
+
+
+@pytest.mark.parametrize(
+    ("compute", "loading", "longer"),
+    [((0.6, 0.6), (0.1, 0.1), 0.1), ((0.6, 0.6), (0.0, 0.2), 0.2), ((0.7, 0.5), (0.0, 0.2), 0.0)],
+)
+def test_input_lengthens_what_the_slowest_rank_does(
+    compute: tuple[float, float], loading: tuple[float, float], longer: float
+) -> None:
+    pairs = zip(GOOD.ranks, compute, loading, strict=True)
+    ranks = tuple(replace(rank, compute=own, input=fetching) for rank, own, fetching in pairs)
+    found = replace(MEASURED, breakdown=replace(GOOD, ranks=ranks), step_seconds=2.0)
+    assert found.input_seconds == pytest.approx(2 * longer)
 
 
 def test_ranks_that_send_nothing() -> None:

@@ -183,10 +183,13 @@ def test_batch_dimension_where_the_module_runs_at_one_size_only() -> None:
     assert not flags["loss.nll_loss_forward"]
 
 
-def test_frozen_parameters_are_no_variables() -> None:
+def test_frozen_parameters_are_no_variables_and_take_memory() -> None:
     module = modules.perceptron()
+    assert recorded(module).frozen_bytes == 0
     module[0].requires_grad_(False)
-    assert [v.name for v in recorded(module).variables] == ["2.weight", "2.bias"]
+    graph = recorded(module)
+    assert [v.name for v in graph.variables] == ["2.weight", "2.bias"]
+    assert graph.frozen_bytes == 4 * (8 * 8 + 8)
 
 
 def test_counters_that_lead_nowhere_are_no_operations() -> None:
@@ -259,6 +262,11 @@ def test_variables_and_operations_keep_the_dtype_of_the_model() -> None:
     assert half.operations[0].output_bytes == 64
     whole = recorded(modules.perceptron())
     assert {operation.dtype for operation in whole.operations} == {"float32"}
+
+
+def test_a_module_in_eval_mode_is_recorded_so_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="Sequential is in eval mode"):
+        recorded(modules.perceptron().eval())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,4 +1,5 @@
 import threading
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -114,6 +115,9 @@ def test_a_refusal_names_the_users_line() -> None:
     line = reads.__code__.co_firstlineno + 1
     message = refusal(Layer(reads)).message
     assert f"{__name__.replace('.', '/')}.py:{line} in reads" in message
+    code = reads.__code__.replace(co_filename="/tmp/ipykernel_1/22.py")  # a notebook's cell
+    message = refusal(Layer(FunctionType(code, globals()))).message
+    assert f"ipykernel_1/22.py:{line} in reads)" in message
 
 
 def test_a_backward_that_fails_is_refused() -> None:

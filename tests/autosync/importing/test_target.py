@@ -46,7 +46,25 @@ def no_loss():
 def scalar():
     return example()[0], (torch.tensor(1.0),), None
 
+class Keeps(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)[0].eval()
+        return self
+
+def evaluating():
+    loaded = Keeps(nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 3)).eval()
+    teacher = nn.Sequential(nn.Linear(8, 8)).eval().requires_grad_(False)
+    return nn.Sequential(teacher, nn.BatchNorm1d(8).eval(), loaded), *example()[1:]
+
 number = 7
+"""
+
+PARSES = """
+import argparse
+from tried_models import example
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+options = parser.parse_args()
 """
 
 LATE = """
@@ -62,6 +80,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tried_syntax.py").write_text("def broken(:\n")
     (tmp_path / "tried_needs.py").write_text("import surely_not_installed_here\n")
     (tmp_path / "tried_late.py").write_text(LATE)
+    (tmp_path / "tried_parses.py").write_text(PARSES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -89,11 +108,27 @@ def test_a_function_may_import_modules_beside_its_own() -> None:
 
 
 @pytest.mark.usefixtures("_project")
+def test_a_script_that_parses_its_own_arguments_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["autosync", "diagnose", "tried_parses:example"])
+    assert load_target("tried_parses:example").batch_size == 4
+    assert sys.argv[1:] == ["diagnose", "tried_parses:example"]
+
+
+@pytest.mark.usefixtures("_project")
 def test_a_function_that_needs_values_gets_them() -> None:
     allocated = load_target("tried_models:example", allocate=True)
     assert {p.device.type for p in allocated.module.parameters()} == {"cpu"}
     reading = load_target("tried_models:reads_values")
     assert {p.device.type for p in reading.module.parameters()} == {"cpu"}
+
+
+@pytest.mark.usefixtures("_project")
+def test_what_is_trained_is_in_train_mode() -> None:
+    """`from_pretrained` returns models in eval mode. What is kept in it on purpose stays so."""
+    made = load_target("tried_models:evaluating").module
+    modes = [module.training for module in made.modules()]
+    of_teacher, of_norm, of_loaded = [False, False], [False], [True, False, False, True]
+    assert modes == [True, *of_teacher, *of_norm, *of_loaded]
 
 
 @pytest.mark.usefixtures("_project")

@@ -145,6 +145,9 @@ def test_the_usual_length_is_what_the_model_takes(tmp_path: Path) -> None:
     assert target.example_inputs["input_ids"].shape == (BATCH, 32)
     with pytest.raises(InvalidInput, match="sentences of 33 tokens: the model takes 1 to 32"):
         load_transformers_config(file, BATCH, 33)
+    images = written(tmp_path, "ViTForImageClassification")
+    with pytest.raises(InvalidInput, match="takes images, which have no length"):
+        load_transformers_config(images, BATCH, 8)
 
 
 def test_code_of_others_is_neither_fetched_nor_run(

@@ -203,7 +203,7 @@ def test_rays_nodes_are_hosts_with_their_gpus() -> None:
         Host("10.0.0.2", 1, "t4"),
         Host("10.0.0.3", 8, "a100-80gb"),
     )
-    assert hosts_of_ray([head]) == (Host("10.0.0.1", None, "cpu"),)
+    assert hosts_of_ray([head, node("10.0.0.5")]) == (Host("10.0.0.1", None, "cpu"),)
     assert hosts_of_ray([node("a", GPU=2.0)]) == (Host("a", 2, None),)
     with pytest.raises(InvalidInput, match=r"0\.5 GPUs"):
         hosts_of_ray([node("a", GPU=0.5)])

@@ -7,8 +7,13 @@ import pytest
 from onnx import TensorProto
 
 from autosync.errors import LONGEST_MESSAGE, InvalidInput
+from autosync.extensions.compilation.document import CompiledRegions
 from autosync.interop.autodist_graph import read_graph_item
+from autosync.interop.host_list import expand_nodelist, read_hostfile
+from autosync.interop.nccl_tests import TIMESTAMP
 from autosync.interop.onnx_graph import read_onnx_graph
+from autosync.nccl_knobs import NcclKnobs, NcclRange
+from autosync.torch_engine import FullyShard
 from tests.autosync.interop.onnx_files import model, node, numbers, value, weight
 from tests.autosync.interop.test_graph_items import FLOAT, Written
 
@@ -93,3 +98,20 @@ def test_unknown_fields_of_a_graph_are_skipped() -> None:
     assert read_graph_item(written, "plain", 8, 5).graph == (
         read_graph_item(Written().bytes(), "plain", 8, 5).graph
     )
+
+
+def test_long_runs_of_blanks_are_read_in_one_go() -> None:
+    line = f"a{' ' * 900_000}b"
+    assert TIMESTAMP.sub("", line) == line
+    with pytest.raises(InvalidInput, match="cannot read 'b'"):
+        read_hostfile(line, "hosts")
+    with pytest.raises(InvalidInput, match="is no host's name"):
+        expand_nodelist("a[0-4095]" + "b[0]" * 200_000)
+
+
+def test_long_lists_of_names_are_checked_in_one_go() -> None:
+    names = tuple(f"m{i}" for i in range(300_000))
+    assert CompiledRegions((names,)).begins_with == ("m0",)
+    assert FullyShard((names,), 2).unit_of("m7.weight") == 0
+    ranges = tuple(NcclRange("reduce", "Ring", "LL", least_bytes=i) for i in range(100_000))
+    assert NcclKnobs(ranges).of_operation("reduce") == ranges

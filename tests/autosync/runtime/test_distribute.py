@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import autosync
-from autosync.bundle import Bundle, make_bundle
+from autosync.bundle import Bundle, make_bundle, with_extension
 from autosync.errors import InvalidInput, NotSupported
+from autosync.extensions.compilation.document import CompiledRegions
 from autosync.runtime.attached_models import ATTACHED
 from autosync.runtime.attachment import attach
 from tests.autosync.runtime.cases import (
@@ -160,11 +161,13 @@ def test_bundles_of_other_models_and_jobs_fall_back_to_ddp(pair: Ranks) -> None:
     other = replace(fits.variables[1], shape=(11,))
     frozen = replace(fits, variables=(*fits.variables, replace(other, name="gone.weight")))
     both = wrapping(case, make_model("mlp"), make_model("mlp"))
+    regions = with_extension(frozen, CompiledRegions((("gone",),)))  # DDP runs without them
     for given, host, words in (
         (shipped(case, 4), "host{rank}", "for 4 ranks, this job has 2"),
         (fits, "one", "ranks 0 and 1 share a host here, but not in the bundle"),
         (replace(fits, variables=(fits.variables[0], other)), "h{rank}", "has shape (10,)"),
         (frozen, "h{rank}", "'gone.weight' is missing"),
+        (regions, "h{rank}", "'gone.weight' is missing"),
         (both, "host{rank}", "'0.weight' could be 'model.0.weight' or 'others.0.0.weight'"),
     ):
         for kind, (warning,) in pair.run(train, case, given, host):

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 from collections import OrderedDict
 from dataclasses import replace
 from datetime import timedelta
@@ -284,6 +285,23 @@ def test_what_is_chosen_is_what_torch_does(pair: Ranks, prefetch: int) -> None:
         assert gathers == 6  # the root and three units, and two of them again
         assert before == (1 if prefetch == 1 else 1 + prefetch)  # beside the root's
         assert whole == 2
+
+
+def warned(rank: int, world: int, given: Bundle) -> str:
+    os.environ["AUTOSYNC_HOST"] = f"host{rank}"
+    model = make_blocks()
+    options = {"find_unused_parameters": True}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        autosync.distribute(model, make_optimizer("sgd", model), given, ddp_options=options)
+    return " ".join(str(each.message) for each in caught)
+
+
+def test_an_option_without_effect_is_named(pair: Ranks) -> None:
+    where = blocks_domain(2)
+    (bundle,) = bundles(where, [sharded_by(where, FullyShard(("blocks.0",), 2))])
+    said = pair.run(warned, bundle)
+    assert ["find_unused_parameters has no effect" in each for each in said] == [True, False]
 
 
 def test_words_of_wrappers_within_a_unit_are_not_of_its_name() -> None:

@@ -76,6 +76,8 @@ def otherwise(rank: int, world: int, case: Case) -> list[str]:
         refusal(lambda: autosync.clip_grad_norm_(parameters[:2], 1.0)),
         refusal(lambda: autosync.clip_grad_norm_([*parameters, extra], 1.0)),
     ]
+    parameters[0].requires_grad_(False)  # which has a gradient all the same
+    found.append(refusal(lambda: autosync.clip_grad_norm_(parameters[1:], 1.0)))
     optimizer.step()
     attachment.detach()
     return found
@@ -83,12 +85,33 @@ def otherwise(rank: int, world: int, case: Case) -> list[str]:
 
 @pytest.mark.parametrize("method", ["zero", "ps"])
 def test_unsupported_clipping_is_refused(pair: Ranks, method: str) -> None:
-    for norm, some, more in pair.run(otherwise, Case(method=method)):
+    for norm, some, more, late in pair.run(otherwise, Case(method=method)):
         assert "the norm is of type 1.0, not 2" in norm
         assert "3 of them were left out" in some
         assert "1 others were given" in more
+        assert "1 of them were left out" in late
     for found in pair.run(otherwise, Case()):
-        assert found == [""] * 3
+        assert found == [""] * 4
+
+
+def without_frozen(rank: int, world: int, case: Case) -> list[float]:
+    """The norm over what is trained, and over all parameters, where the first ones were frozen."""
+    model, optimizer, attachment = attached(case, world)
+    parameters = list(model.parameters())
+    for parameter in parameters[:2]:
+        parameter.requires_grad_(False)
+    loss_of(model, 0, rank).backward()
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    norms = [float(autosync.clip_grad_norm_(each, 1e6)) for each in (trained, parameters)]
+    optimizer.step()
+    attachment.detach()
+    return norms
+
+
+@pytest.mark.parametrize("method", ["zero", "ps", "all_reduce"])
+def test_parameters_frozen_since_may_be_left_out(pair: Ranks, method: str) -> None:
+    for some, every in pair.run(without_frozen, Case(method=method)):
+        assert some == every > 0
 
 
 def of_doubles(rank: int, world: int) -> tuple[torch.dtype, float]:

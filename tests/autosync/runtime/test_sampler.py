@@ -82,6 +82,8 @@ def test_epochs_differ_and_seeds_repeat() -> None:
     assert list(sampler) != first
     sampler.set_epoch(0)
     assert list(sampler) == first
+    with torch.device("meta"):  # as torch.set_default_device: samples are dealt on the host
+        assert list(sampler) == first
     plain = autosync.ShareSampler(range(40), 8, (0.75, 0.25), 1, shuffle=False)
     assert list(plain)[:4] == [6, 7, 14, 15]
 

@@ -33,12 +33,13 @@ class FakeWorkers:
     passes: what is measured, one after another: (seconds an iteration, outside load).
     hosts: of the ranks. gpus: UUIDs of theirs. mps: whether they run by CUDA MPS.
     errors: the kind of error with which a rank answers each trial.
-    environments, tuner_configurations: that ranks were started with, in order.
+    environments, tuner_configurations: that ranks were started with, in order. versions: of ranks.
     refusals: what starting rank 1 raises, one after another.
     """
 
     passes: Sequence[tuple[float, float]] = ()
     hosts: tuple[str, str] = ("here", "here")
+    versions: Sequence[dict[str, str]] = ({}, {})
     gpus: tuple[str, str] = ("", "")
     mps: bool = False
     environments: list[dict[str, str]] = field(default_factory=list)
@@ -81,7 +82,7 @@ class FakeWorker:
                 gpu, host = self.group.gpus[self.rank], f"autosync-{self.rank}"
                 return WorkerStarted(0, True, gpu, host, self.group.mps)
             case JoinGroup():
-                return GroupJoined(self.group.hosts[self.rank], {})
+                return GroupJoined(self.group.hosts[self.rank], self.group.versions[self.rank])
             case RunPass():
                 return self.run_pass(command)
         raise AssertionError(f"not expected: {command}")

@@ -166,10 +166,17 @@ def test_records_say_that_ranks_shared_a_gpu_and_how(mps: bool, words: str) -> N
     assert ("gpu_sharing", f"2 ranks {words}") in result.versions
 
 
+def test_records_name_what_hosts_differ_in() -> None:
+    versions = ({"torch": "2.13.0", "gpu": "A100"}, {"torch": "2.13.0", "gpu": "V100"})
+    with FakeWorkers([(1.0, 0.0)] * 9, versions=versions).pool() as pool:
+        assert run(pool).versions == (("gpu", "A100 and V100"), ("torch", "2.13.0"))
+
+
 def test_ranks_share_no_gpu_unless_they_are_let() -> None:
     fake = FakeWorkers(passes=[(1.0, 0.0)] * 9, gpus=("x", "x"))
     with fake.pool() as pool:
-        assert_failed(run(pool), "refused", "ranks 0 and 1 share GPU x", "--share-gpus")
+        words = ("ranks 0 and 1 share GPU x", "--gpus-per-task", "--share-gpus")
+        assert_failed(run(pool), "refused", *words)
 
 
 def test_every_group_of_workers_has_an_mps_daemon_of_its_own(control: Path) -> None:

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,19 @@ def test_bytes_are_of_the_named_interfaces() -> None:
         sender.sendto(b"x" * 1000, ("127.0.0.1", 9))
     assert network_bytes("lo") >= before + 1000
     assert network_bytes("no-such") == 0
+
+
+def test_bytes_of_a_bond_and_of_a_vlan_count_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent = {"lo": 7, "eth0": 100, "eth1": 200, "bond0": 300, "bond0.5": 290}
+    lines = [f"{name}: {'0 ' * 8}{count} 0" for name, count in sent.items()]
+    monkeypatch.setattr(Path, "read_text", lambda path: "\n".join(["", "", *lines]))
+    monkeypatch.setattr(machine, "INTERFACES", tmp_path)
+    for upper, lower in (("bond0", "eth0"), ("bond0", "eth1"), ("bond0.5", "bond0")):
+        (tmp_path / upper / f"lower_{lower}").mkdir(parents=True)
+    assert network_bytes() == 300
+    assert network_bytes("bond0,lo") == 307
 
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass"

@@ -1,9 +1,15 @@
 """Single messages are timed, among ranks that cross the network first."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from autosync.cluster import Cluster, Device, Node
 from autosync.errors import InvalidInput
+from autosync.runtime.transport.base import Operation
+from autosync.trials.commands import TimeMessages
 from autosync.trials.contract import Workload
 from autosync.trials.launchers.command_launcher import CommandLauncher
 from autosync.trials.launchers.local_launcher import LocalLauncher
@@ -15,7 +21,7 @@ from autosync.trials.probes import (
     usual_sizes,
     worker_counts,
 )
-from autosync.trials.worker.timed_messages import KINDS
+from autosync.trials.worker.timed_messages import KINDS, time_messages
 from tests.domains import domain_of, grid_cluster
 
 
@@ -53,3 +59,30 @@ def test_real_messages_are_told_in_the_domains_units() -> None:
     assert {sample.size_bytes for sample in measured.samples} == {2048.0, 131072.0}
     assert {sample.workers for sample in measured.samples} == {(0, 1), (0, 1, 2)}
     assert all(sample.seconds > 0 for sample in measured.samples)
+
+
+def test_a_message_has_its_bytes_whatever_the_default_type_of_the_job() -> None:
+    sent: list[int] = []
+    work = SimpleNamespace(wait=lambda: None)
+
+    def prepare(operation: Operation, flat: torch.Tensor, sums: torch.Tensor) -> Any:
+        sent.append(flat.nbytes)
+        return lambda: work
+
+    groups: Any = SimpleNamespace(
+        rank=0,
+        backend="gloo",
+        on=lambda streams: SimpleNamespace(
+            transport=lambda *team: SimpleNamespace(prepare=prepare)
+        ),
+        get=lambda *team: SimpleNamespace(barrier=lambda: work),
+    )
+    usual = torch.get_default_dtype()
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            command = TimeMessages("all_reduce", 4096, (0, 1), 1)
+            time_messages(command, groups, torch.device("cpu"))
+        finally:
+            torch.set_default_dtype(usual)
+    assert sent == [4096, 4096]

@@ -374,6 +374,22 @@ def test_stopping_is_asked_before_every_trial(tmp_path: Path) -> None:
     assert launcher.closed == 1
 
 
+def test_a_second_collection_into_a_folder_is_refused_meanwhile(tmp_path: Path) -> None:
+    """At its checkpoint each would drop what the other has appended to the log."""
+    plan = prepared(tmp_path)
+
+    def beside(request: TrialRequest, number: int) -> float:
+        with pytest.raises(InvalidInput, match="another process collects into"):
+            collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+        return steady(request, number)
+
+    launcher = ScriptedLauncher(beside)
+    collect(plan, tmp_path, launcher, silent, lambda: len(launcher.ran) >= 1)
+    assert launcher.ran
+    collect(plan, tmp_path, ScriptedLauncher(steady), silent)
+    assert (read_trials(tmp_path)["pass"] > 0).sum() == 2 * COUNT
+
+
 def test_real_workers_are_measured(tmp_path: Path) -> None:
     """Probed and measured on this machine's loopback, whatever it takes."""
     save_cluster(grid_cluster(3), tmp_path / "three.yaml")

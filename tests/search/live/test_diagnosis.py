@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -18,9 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import autosync
 from autosync.cluster import Device
+from autosync.diagnosis.job_facts import facts_of
+from autosync.diagnosis.report import Attainable
 from autosync.errors import InvalidInput
 from autosync.search.live import diagnosis
 from autosync.search.live.diagnosis import attainable_in
+from autosync.simulator.limit import iteration_limit
 from tests.autosync.runtime.ranks import Ranks, ranks
 from tests.domains import domain_of, grid_cluster
 from tests.search.live.live_training import (
@@ -50,7 +54,9 @@ def _made(how: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     tiny = Tiny()
     model: nn.Module = tiny
-    if how == "ddp":
+    if how == "unused":
+        tiny.spare = nn.Linear(2, 2)
+    if how in ("ddp", "unused"):
         model = DistributedDataParallel(model, find_unused_parameters=True)
     if how == "fsdp2":
         for layer in tiny.layers:
@@ -99,6 +105,12 @@ def test_a_prediction_beside_the_measurement(pair: Ranks) -> None:
     assert "find_unused_parameters" in [each["name"] for each in first["mistakes"]]
 
 
+def test_a_job_that_leaves_parameters_out_is_predicted(pair: Ranks) -> None:
+    first, _ = pair.run(_diagnosed, "unused", True)
+    assert not any("Nothing is predicted" in each for each in first["notes"])
+    assert first["attainable"]["ddp_seconds"] > 0
+
+
 def _of_two_batches(rank: int, world: int) -> tuple[str, bool]:
     """How the bare model is wrapped, and whether it has kept the method that it lacks."""
     model, optimizer = _made("none")
@@ -119,10 +131,10 @@ def test_a_step_of_two_batches_runs_on_a_bare_model(pair: Ranks) -> None:
 
 
 def _unmeasured(rank: int, world: int) -> list[str]:
-    """Its iterator has no batch beyond those of the measured iterations."""
+    """Its iterator has no batch beyond those of the measured iterations and of their warm-ups."""
     model, optimizer = _made("ddp")
     error = InvalidInput("no line fits these samples.", thing="samples")
-    measured = diagnosis.WARM_UP + 1 + 2 * ITERATIONS
+    measured = diagnosis.WARM_UP + 2 * (1 + ITERATIONS)
     batches = iter([batch_of(rank, number) for number in range(measured)])
     with patch.object(diagnosis, "measure_message_costs", side_effect=error):
         found = autosync.diagnose(
@@ -139,6 +151,82 @@ def test_without_a_prediction_every_rank_has_the_rest(pair: Ranks) -> None:
     first, second = pair.run(_unmeasured)
     assert first == second
     assert "Nothing is predicted: no line fits these samples." in first
+
+
+def _fed(rank: int, world: int) -> tuple[float, float]:
+    """The input that predictions are given, and what the measurement says of it. The step leaves
+    two parameters out."""
+    tiny = Tiny()
+    tiny.add_module("unused", nn.Linear(2, 2))
+    model = DistributedDataParallel(tiny, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batches = [batch_of(rank, number) for number in range(2)]
+    made = (
+        patch.object(diagnosis, "measure_message_costs", side_effect=lambda _, domain, *__: domain),
+        patch.object(
+            diagnosis,
+            "attainable_in",
+            side_effect=lambda _, seconds: Attainable(seconds, "input", 1.0, "ddp", 1.0, "none"),
+        ),
+    )
+    with made[0], made[1]:
+        found = autosync.diagnose(
+            _batch_step, model, optimizer, batches=batches, iterations=ITERATIONS
+        )
+    assert found.attainable is not None, found.notes
+    return found.attainable.limit_seconds, found.input_seconds
+
+
+def test_predictions_are_given_what_ranks_spend_on_input(pair: Ranks) -> None:
+    for given, measured in pair.run(_fed):
+        assert given == pytest.approx(measured)
+        assert measured > 0
+
+
+def _within(rank: int, world: int) -> tuple[str, bool, str]:
+    model = nn.Sequential(DistributedDataParallel(Tiny()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = step_on(batch_of(rank, 0))
+    found = autosync.diagnose(step, model, optimizer, iterations=ITERATIONS)
+    return found.wrapping, found.attainable is None, found.notes[-1]
+
+
+def test_nothing_is_predicted_of_ddp_around_modules(pair: Ranks) -> None:
+    """As of the networks of a GAN: their own iterations would not be without messages."""
+    for wrapping, unknown, note in pair.run(_within):
+        assert (wrapping, unknown) == ("ddp", True)
+        assert "with DDP around its modules" in note
+
+
+def test_no_strategy_shortens_the_input() -> None:
+    domain = replace(domain_of(cluster=grid_cluster(2, 2, gbps=0.01)), accumulate=2)
+    computing = 2 * iteration_limit(domain).compute_seconds
+    with patch.object(diagnosis, "PROPOSALS", 64):
+        plain, fed = attainable_in(domain), attainable_in(domain, input_seconds=100.0)
+    assert fed.best_seconds == pytest.approx(plain.best_seconds + 100)
+    assert fed.ddp_seconds == pytest.approx(plain.ddp_seconds + 100)
+    assert fed.limit_seconds == pytest.approx(computing + 100)
+    assert fed.tightest == "compute and input"
+
+
+class _FetchesAhead(DataLoader[int]):
+    """An epoch of six batches. Its worker is said to fetch three ahead; none is started."""
+
+    def __iter__(self) -> Any:
+        return iter(range(6))
+
+
+def test_batches_that_workers_have_fetched_ahead_are_dropped_within_an_epoch() -> None:
+    """Of nothing else: an iterator may have no more batches than iterations."""
+    loader = _FetchesAhead(cast(Any, range(6)), None, num_workers=1, prefetch_factor=3)
+    cases: tuple[tuple[Any, list[int]], ...] = ((loader, [0, 4, 0]), (iter(range(3)), [0, 1, 2]))
+    for batches, expected in cases:
+        fetched = diagnosis._Batches(batches)
+        found = []
+        for _ in range(3):
+            found.append(fetched.next())
+            fetched.drop_ahead()
+        assert found == expected
 
 
 def test_what_does_not_fit_the_devices_is_not_attainable() -> None:
@@ -257,3 +345,14 @@ def _saved(rank: int, world: int, file: str) -> bool:
 
 def test_rank_0_writes_the_page(pair: Ranks, tmp_path: Path) -> None:
     assert pair.run(_saved, str(tmp_path / "page.html")) == [True, True]
+
+
+def _compiled(rank: int, world: int) -> list[bool]:
+    whole: Any = torch.compile(Tiny(), backend="eager")
+    within = DistributedDataParallel(whole)
+    around: Any = torch.compile(DistributedDataParallel(Tiny()), backend="eager")
+    return [facts_of(each).compiled for each in (whole, within, around)]
+
+
+def test_compiled_around_ddp_is_not_one_region(pair: Ranks) -> None:
+    assert pair.run(_compiled) == [[True, True, False]] * 2

@@ -10,10 +10,19 @@ from autosync.cluster import Device
 from autosync.errors import AutosyncError
 from autosync.extensions.offload.document import Offload
 from autosync.extensions.offload.proposals import plain_name
+from autosync.population import decode
 from autosync.search.loop import tuning_loop
-from autosync.search.loop.outcome import Outcome, is_ddp, rank_measured, shipped_bundle
+from autosync.search.loop.earlier_document import EarlierTrial, EarlierTrials
+from autosync.search.loop.outcome import (
+    Outcome,
+    TuningEvent,
+    is_ddp,
+    rank_measured,
+    shipped_bundle,
+)
 from autosync.search.loop.tuning_loop import describe_outcome, tune
 from autosync.search.loop.tuning_store import FOUND_BY_SEARCH, MemoryStore
+from autosync.search.sampler.sampling import sample
 from autosync.search.space import Space
 from autosync.simulator.analytic import AnalyticSimulator
 from autosync.strategy import Strategy
@@ -64,6 +73,23 @@ def test_a_known_design_that_nothing_beats_is_the_answer_where_ddp_does_not_fit(
     assert outcome.best.origin not in {"ddp", *FOUND_BY_SEARCH}
     assert (outcome.speedup_low, outcome.speedup, outcome.speedup_high) == (1.0, 1.0, 1.0)
     assert "nothing that fits beats" in describe_outcome(outcome)
+
+
+@pytest.mark.parametrize("origin", ["compiled_regions", "nccl_knobs"])
+def test_what_an_extension_made_of_a_measured_strategy_is_no_known_design(origin: str) -> None:
+    """It is measured before any design, and is faster than all of them."""
+    made = decode(sample(DOMAIN, Space(), 0, 1, 5), 0, DOMAIN)
+
+    def seconds(strategy: Strategy) -> float | None:
+        return None if is_ddp(strategy) else 0.5 if strategy.id == made.id else 1.0
+
+    pool, say = TablePool(seconds, error=FULL), list[TuningEvent]().append
+    store, simulator = MemoryStore(), AnalyticSimulator()
+    earlier = EarlierTrials((EarlierTrial(made, 0.5, origin),))
+    outcome = tune(DOMAIN, Space(), lambda: pool, store, simulator, SETTINGS, say, earlier=earlier)
+    assert outcome.best.strategy.id == made.id
+    assert outcome.baseline.origin not in {"ddp", origin}
+    assert outcome.speedup == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("dies_after", long_after(1, [11, 1, 14]))

@@ -13,6 +13,7 @@ from autosync.errors import AutosyncError
 from autosync.population import Population, decode, encode
 from autosync.search.designs.known_designs import ddp, dear
 from autosync.search.loop import proposing
+from autosync.search.loop.confirm import FAILING
 from autosync.search.loop.outcome import Outcome, TuningEvent, is_ddp
 from autosync.search.loop.proposing import proposals_of
 from autosync.search.loop.ranking import SHORTLIST_SIZE, RankingContext, Shortlist
@@ -210,6 +211,31 @@ def test_a_tuning_that_ended_with_ddps_failure_goes_on_once_ddp_runs() -> None:
     assert sum(key.startswith("search/") for key in mended.ran) == SETTINGS.budget - 1
 
 
+@pytest.mark.parametrize("sound", [2, SETTINGS.budget + 3])
+def test_hosts_that_are_lost_end_a_tuning_which_goes_on_once_they_are_back(sound: int) -> None:
+    """Else all trials that are left would fail, and DDP be kept as if nothing were faster. sound:
+    trials before, those of the search alone or three of the confirmation too."""
+    store, broken, mended = MemoryStore(), TablePool(by_simulator), TablePool(by_simulator)
+    broken.seconds = lambda each: by_simulator(each) if len(broken.ran) <= sound else None
+    with pytest.raises(AutosyncError, match="DDP could not be measured"):
+        run(broken, store)
+    first = broken.ran[0]
+    assert len(broken.ran) == sound + FAILING + 1
+    assert broken.ran[-1] == f"{first}/1"
+    outcome = run(mended, store)
+    assert mended.ran[0] == f"{first}/2"
+    assert not outcome.cancelled
+    assert outcome.repeats == SETTINGS.repeats // 2
+
+
+def test_strategies_that_fail_in_a_row_end_nothing_where_ddp_runs() -> None:
+    """And DDP runs again ever more seldom."""
+    pool = TablePool(lambda strategy: 1.0 if is_ddp(strategy) else None)
+    assert run(pool, MemoryStore(), replace(SETTINGS, budget=16)).keep_ddp
+    again = [key for key in pool.ran if key.startswith(f"{pool.ran[0]}/")]
+    assert [pool.ran.index(key) for key in again] == [1 + FAILING, 2 + 3 * FAILING]
+
+
 def test_stopping_keeps_what_was_measured() -> None:
     """As a user's cancellation does: both phases end."""
     pool = TablePool(by_simulator)
@@ -379,7 +405,7 @@ def race(
 
     class RepeatPool(TablePool):
         def run(self, request: TrialRequest) -> TrialResult:
-            phase, repeat, _ = request.key.split("/")
+            phase, repeat, *_ = request.key.split("/")
             if phase == "confirm":
                 own = request.bundle.strategy.id
                 ran[own] = ran.get(own, 0) + 1

@@ -238,6 +238,12 @@ def test_batches_before_the_last_send_what_is_not_kept(keeps_values: bool) -> No
         strategy = sharded_by(on, replace(engine, kept_between_batches=kept))
         assert seconds(strategy, on) == pytest.approx(once)
         assert seconds(strategy, four) == pytest.approx(once + 3 * (0.015 + sent))
+        told = explain(four, strategy)  # nothing runs beside compute, and one NIC carries all
+        assert told.busiest_seconds == pytest.approx(once - 0.015 + 3 * sent)
+    each, of_one = sharded_by(four, engine), explain(on, sharded_by(on, engine))
+    assert explain(four, each).messages == 4 * of_one.messages
+    assert explain(four, each).wire_bytes == 4 * of_one.wire_bytes
+    assert explain(four, ddp(four)).messages == explain(on, ddp(on)).messages
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

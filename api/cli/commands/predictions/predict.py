@@ -42,7 +42,7 @@ def predict(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="System whose time a message is added (bytescheduler), or none.",
+            help="System whose time for each message is added (bytescheduler), or none.",
             show_default="that of the published method",
         ),
     ] = None,

@@ -42,7 +42,9 @@ def rank(
     space: SpaceOption = None,
     placement: Annotated[
         bool,
-        typer.Option(help="Also strategies whose modules live on ranks of their own."),
+        typer.Option(
+            help="Also strategies whose modules live on ranks of their own; over gloo alone."
+        ),
     ] = False,
 ) -> None:
     """Rank strategies by prediction alone: seconds, nothing runs.

@@ -24,16 +24,16 @@ def ranked(*entries: tuple[str, float]) -> list[PredictedStrategy]:
 def test_numbers_that_differ_become_ranges() -> None:
     groups = grouped(
         ranked(
-            ("all-reduce in 12 groups of 8.5 MB; as gradients get ready", 0.1000),
-            ("reduce-scatter in 4 groups of 24 MB", 0.1001),
-            ("all-reduce in 9 groups of 11 MB; as gradients get ready", 0.1005),
+            ("all-reduce in 12 groups of 8.5 MiB; as gradients get ready", 0.1000),
+            ("reduce-scatter in 4 groups of 24 MiB", 0.1001),
+            ("all-reduce in 9 groups of 11 MiB; as gradients get ready", 0.1005),
             ("torch's DDP with its own 4 buckets", 0.1006),
-            ("all-reduce in 9 groups of 8.5 MB; as gradients get ready", 0.1009),
+            ("all-reduce in 9 groups of 8.5 MiB; as gradients get ready", 0.1009),
         )
     )
     assert [group.words for group in groups] == [
-        "all-reduce in 9 to 12 groups of 8.5 to 11 MB; as gradients get ready",
-        "reduce-scatter in 4 groups of 24 MB",
+        "all-reduce in 9 to 12 groups of 8.5 to 11 MiB; as gradients get ready",
+        "reduce-scatter in 4 groups of 24 MiB",
         "torch's DDP with its own 4 buckets",
     ]
     assert [group.place for group in groups] == [1, 2, 4]

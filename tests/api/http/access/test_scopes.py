@@ -40,6 +40,7 @@ BY_ITSELF = {
     **{
         (method, f"/v1/queue/claims/{{tuning_id}}/{{fence}}{part}"): "worker"
         for method, part in (
+            ("GET", "/trials"),
             *(("GET", ""), ("POST", "/renewal"), ("GET", "/work"), ("GET", "/simulator")),
             *(("GET", "/time"), ("POST", "/proposals"), ("POST", "/trials"), ("POST", "/events")),
             *(("PUT", "/domain"), ("POST", "/answer"), ("POST", "/failure"), ("POST", "/end")),

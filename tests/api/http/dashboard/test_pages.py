@@ -147,6 +147,7 @@ def test_updates_of_other_numbers_of_batches_are_compared_by_speed_ups(
     path = f"/compare?tuning={tuning_id}&tuning={several}"
     assert "compare speed-ups, not times" in text_of(reader, path)
     assert "times as fast as its DDP" in reader.get(path).text
+    assert "batches before the last of an update" in text_of(reader, f"/tunings/{several}/charts")
     job_queue.cancel(shown, several)
 
 

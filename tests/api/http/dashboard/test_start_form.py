@@ -11,14 +11,17 @@ from autosync.api.db import Database
 from autosync.api.db.document_store import graph_row, insert_rows
 from autosync.api.db.tables import GraphRow
 from autosync.api.engine.simulator_store import store_simulator
-from autosync.api.engine.submission import enqueue
+from autosync.api.engine.submission import enqueue, load_request
+from autosync.api.engine.worker_registry import register
 from autosync.api.http.app import create_app
+from autosync.api.views.dashboard.tuning_form import form_of_tuning
 from autosync.environment import PREFIX_VARIABLE
+from autosync.search.loop.earlier_document import EarlierTrial, EarlierTrials
 from autosync.search.space import SPACES
 from autosync.simulator.learned.learned_simulator import LearnedSimulator
 from tests.api.checkpoints import checkpoint
 from tests.api.http.forms import given_token
-from tests.api.sample import small_request
+from tests.api.sample import candidates, small_request
 from tests.domains import chain_graph
 
 MANY = 60
@@ -106,7 +109,61 @@ def test_a_tuning_like_one_on_the_clusters_own_hosts_runs_there(
     with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
         assert "command" not in options(client.get("/").text, "launcher")
         shown = options(client.get(f"/?like={first}").text, "launcher")
+        register(sqlite, "idle", 60.0, 0)
+        waits = client.get(f"/tunings/{first}").text
     assert [value for value, chosen in shown.items() if chosen] == ["command"]
+    assert "once no other tuning runs on them" in waits, "another one may hold a worker off"
+
+
+def test_what_a_tuning_began_from_is_taken_over_where_it_still_holds(sqlite: Database) -> None:
+    request = small_request()
+    (ddp,) = candidates(request.domain, 1)
+    earlier = EarlierTrials((EarlierTrial(ddp.strategy, 0.05, ddp.origin),))
+    first = enqueue(sqlite, replace(request, earlier=earlier))
+    with sqlite.reading() as session:
+        fields = {**form_of_tuning(session, first).fields, "like": first}
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        fields |= given_token(client)
+        for name, value, began in (
+            ("seed", "1", True),
+            ("accumulate", "2", False),
+            ("graph", "vgg16", False),
+        ):
+            asked = {**fields, name: value}
+            answer = client.post("/tunings", data=asked, follow_redirects=False)
+            assert answer.status_code == 303, answer.text
+            started = answer.headers["location"].rpartition("/")[2]
+            with sqlite.reading() as session:
+                assert (load_request(session, started).earlier == earlier) == began, name
+
+
+def test_what_was_filled_in_or_refused_is_not_folded_away(sqlite: Database) -> None:
+    """Also simulators that were trained can be chosen there."""
+    with TestClient(create_app(sqlite), base_url="http://127.0.0.1") as client:
+        empty = client.get("/").text
+        asked = {"graph": "vgg16", "cluster": "example-2x2", **given_token(client)}
+        answer = client.post("/tunings", data=asked, follow_redirects=False)
+        like = client.get(f"/?like={answer.headers['location'].rpartition('/')[2]}").text
+        refused = client.post("/tunings", data={**asked, "time_scale": "5000"})
+    assert refused.status_code == 422
+    assert '<details class="more" >' in empty
+    for page in (like, refused.text):
+        assert '<details class="more" open>' in page
+        assert 'hx-get="/fragments/simulators" hx-trigger="load"' in page
+
+
+def test_the_address_that_a_form_is_sent_to_leads_to_a_page(client: TestClient) -> None:
+    """A browser shows what was refused there; after its session's end it asks for it again."""
+    for path, page in (
+        ("/tunings", "/"),
+        ("/tunings/7/pause", "/tunings/7"),
+        ("/clusters/calibrate", "/clusters"),
+        ("/simulators/trainings", "/simulators"),
+        ("/simulators/0/promote", "/simulators"),
+    ):
+        answer = client.get(path, headers={"accept": "text/html"}, follow_redirects=False)
+        assert (answer.status_code, answer.headers.get("location")) == (303, page)
+    assert client.get("/tunings").status_code == 405  # to programs
 
 
 def test_only_the_operators_limits_bound_what_is_asked_for(sqlite: Database) -> None:

@@ -62,6 +62,33 @@ def forward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int)
     two_forwards(model, optimizer, step)
 
 
+def forward_is_interrupted(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """By Ctrl-C, behind which torch calls no hook of the model; in a notebook one trains on."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if step % 2:
+        handle = [*model.children()][-1].register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(batch_of(step + 40))
+        handle.remove()
+    two_forwards(model, optimizer, step)
+
+
+def calls_itself(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Within its own forward pass."""
+    inner: list[Tensor] = []
+
+    def again(*_: object) -> None:
+        handle.remove()
+        inner.append(model(batch_of(step + 10)))
+
+    handle = [*model.children()][-1].register_forward_pre_hook(again)
+    (model(batch_of(step)) * inner[0]).square().mean().backward()
+    optimizer.step()
+
+
 def backward_fails(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     if step % 2:
         batch = batch_of(step).requires_grad_()
@@ -111,6 +138,8 @@ STEPS = [
     gradients_of_gradients,
     forward_alone,
     forward_fails,
+    forward_is_interrupted,
+    calls_itself,
     backward_fails,
     step_is_left_out,
     infers_midway,
@@ -137,6 +166,7 @@ def test_passes_of_other_kinds_train_to_the_bit(step: Step, with_state: bool) ->
     swapper = in_two_budgets(step, with_state)
     assert swapper is not None
     assert swapper.schedule is not None
+    assert not swapper._entered, "what is saved elsewhere would be swapped, too"
 
 
 def test_parts_of_one_storage_that_change_apart_train_to_the_bit() -> None:

@@ -7,15 +7,20 @@ import pickle
 import random
 import re
 import signal
+import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 import autosync
@@ -250,6 +255,31 @@ def test_a_resumed_job_trains_as_an_uninterrupted_one(three: Ranks, half: int) -
         assert finals == [expected, expected]
 
 
+def resumed_in_place(rank: int, world: int, folder: str) -> list[list[float]]:
+    """One job trains on behind its checkpoint, the next goes on from it: that is read into the
+    parameters' own memory."""
+    finals = []
+    for begin in (0, 6):
+        made = counting(world, 2, MOMENTUM)
+        state = {"training": autosync.TrainingState(made.model, made.given)}
+        if begin:
+            load(state, checkpoint_id=folder)
+        for iteration in range(begin, 12):
+            if iteration == 6 and not begin:
+                save(state, checkpoint_id=folder)
+            count(made, iteration, rank)
+        made.detach()
+        finals.append(weights(made.model).tolist())
+    return finals
+
+
+def test_a_job_resumes_from_what_torch_reads_into_its_parameters(
+    three: Ranks, tmp_path: Path
+) -> None:
+    expected = torch.cat([value.flatten() for value in counted(12, SHARES, MOMENTUM)]).tolist()
+    assert three.run(resumed_in_place, str(tmp_path)) == [[expected, expected]] * 3
+
+
 def loaded(rank: int, world: int, wrapped: bool) -> list[float]:
     """wrapped: what is loaded is a module of the model."""
     network = Counting()
@@ -393,6 +423,28 @@ def left(rank: int, world: int) -> str:
 def test_waiting_for_a_rank_that_has_left_raises(pair: Ranks) -> None:
     words, _ = pair.run(left)
     assert words.startswith("after 3 steps: rank 1 has left")
+
+
+def failed(rank: int, world: int) -> None:
+    """Rank 1's script has failed, and rank 0 waits for the end of its process alone."""
+    made = counting(world, 1)
+    count(made, 0, rank)
+    made.flush()  # no update of rank 0 is still on its way
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.wait(["failed"], timedelta(seconds=60))
+        made.at_exit()
+        return
+    with (
+        patch.object(sys, "last_value", ValueError("its own error"), create=True),
+        patch("autosync.extensions.staleness.clocked.EXIT_SECONDS", 0.1),
+    ):
+        made.at_exit()
+    store.set("failed", "")
+
+
+def test_a_rank_whose_script_has_failed_does_not_serve_to_the_end(pair: Ranks) -> None:
+    pair.run(failed)
 
 
 def refuses(rank: int, world: int, culprit: int, what: str) -> str:

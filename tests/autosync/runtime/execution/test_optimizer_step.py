@@ -150,8 +150,9 @@ def cleared_between(rank: int, world: int, case: Case) -> float:
             optimizer.zero_grad()
             loss_of(place, 1, rank).backward()
             plain.zero_grad(set_to_none=to_none)
-            if to_none:
-                optimizer.step()
+            if not to_none:  # the batch is skipped
+                loss_of(place, 2, rank).backward()
+            optimizer.step()
         train(rank, place, [optimizer], range(2, 4))
     autosync.detach(model)
     return worst_difference(model, alone)

@@ -7,9 +7,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from autosync.runtime.execution.model_checks import ParameterStorage
+from autosync.runtime.layout.records import VariableRecord
 from tests.autosync.runtime.beside_ddp import PLANS, Script, beside_ddp
 from tests.autosync.runtime.cases import Case, loss_of
+from tests.autosync.runtime.distributing import refusal
 from tests.autosync.runtime.parts import linear
+from tests.autosync.runtime.place import here
 from tests.autosync.runtime.ranks import Ranks
 
 
@@ -119,3 +123,37 @@ def test_exchanged_storages_are_followed(pair: Ranks, plan: str) -> None:
 def test_gradients_may_be_converted_where_they_are_whole(pair: Ranks) -> None:
     for differences in pair.run(all_scripts, PLANS["all-reduce"], (converted_before_step,)):
         assert max(differences.values()) < 3e-6, differences
+
+
+def tied_by_data() -> nn.Module:
+    torch.default_generator.manual_seed(7)
+    model = here(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)))
+    linear(model, 2).weight.data = linear(model, 0).weight.data
+    return model
+
+
+def unchanged(rank: int) -> Script:
+    return nothing
+
+
+def tied(rank: int, world: int, case: Case) -> str:
+    return refusal(lambda: beside_ddp(rank, world, case, unchanged, tied_by_data))
+
+
+def test_two_parameters_in_one_memory_are_updated_one_behind_the_other(pair: Ranks) -> None:
+    """Or refused by name, where an update does not read what the other's has written."""
+    alike = pair.run(beside_ddp, PLANS["all-reduce"], unchanged, tied_by_data)
+    assert max(alike) < 3e-6
+    for plan in ("reduce-scatter", "zero", "server"):
+        for said in pair.run(tied, PLANS[plan]):
+            assert "'2.weight' lies in the memory of '0.weight'" in said
+
+
+def test_parts_of_one_flat_buffer_are_apart() -> None:
+    """An empty one begins where its neighbour does."""
+    model = nn.ParameterList(torch.zeros(5).split([2, 0, 3]))
+    variables = [
+        VariableRecord(index, str(index), parameter, parameter.detach(), 0, deferred=True)
+        for index, parameter in enumerate(model)
+    ]
+    ParameterStorage(model, variables)

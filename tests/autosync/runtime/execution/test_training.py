@@ -190,10 +190,11 @@ class Checkpointed(nn.Module):
 
 def checkpointed(rank: int, world: int, case: Case) -> float:
     worst = 0.0
-    for reentrant in (False, True):
+    for reentrant, training in ((False, True), (True, True), (True, False)):
         inner = make_model(case.model)
         assert isinstance(inner, nn.Sequential)
         model = Checkpointed(inner, reentrant)
+        model.train(training)  # a fine-tune may run in evaluation mode
         optimizer = make_optimizer(case.optimizer, model)
         _, _, attachment = attached(case, world, model=model, optimizer=optimizer)
         iterate(model, optimizer, rank, range(case.iterations))

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 import autosync
+from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import Case, Cnn, data, make_optimizer, mlp, worst_difference
+from tests.autosync.runtime.compression.test_factors import Net, choose, drawn, loss
 from tests.autosync.runtime.distributing import distributed
 from tests.autosync.runtime.parts import linear
 from tests.autosync.runtime.ranks import Ranks
@@ -214,3 +216,53 @@ def differences(rank: int, world: int, name: str) -> dict[str, float]:
 def test_they_train_as_under_ddp(pair: Ranks, name: str) -> None:
     for found in pair.run(differences, name):
         assert max(found.values()) < 3e-6, found
+
+
+def penalized(model: nn.Module, iteration: int, rank: int) -> Tensor:
+    """Slopes for the inputs, and for a weight, are in the loss."""
+    assert isinstance(model, Net)
+    inputs = drawn(iteration, rank).requires_grad_()
+    found: Tensor = model(inputs).square().mean()
+    slopes = torch.autograd.grad(found, (inputs, model.last.weight), create_graph=True)
+    return found + torch.stack([slope.square().sum() for slope in slopes]).sum()
+
+
+def doubled(model: nn.Module, iteration: int, rank: int) -> Tensor:
+    """The last layer has another weight in this call."""
+    assert isinstance(model, Net)
+    hidden = model.body(drawn(iteration, rank).view(2, -1, 6))
+    out: Tensor = functional_call(model.last, {"weight": 2 * model.last.weight}, hidden)
+    return out.square().mean()
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+FACTORED = {"penalized": penalized, "doubled": doubled, "parametrized": loss}
+
+
+def by_factors(rank: int, world: int, name: str) -> float:
+    model, alone = Net(), Net()
+    optimizer = make_optimizer("sgd", model)
+    attachment = rows.attached(model, optimizer, rows.plan(model, world, choose))
+    beside = make_optimizer("sgd", alone)
+    for net in (model, alone):
+        if name == "parametrized":
+            parametrize.register_parametrization(net.last, "weight", Halved())
+    rows.train(model, optimizer, FACTORED[name], ITERATIONS, rank)
+    attachment.detach()
+    shares = rows.shares_of(world, even=True)
+    rows.train_alone(alone, beside, FACTORED[name], ITERATIONS, shares)
+    return worst_difference(model, alone)
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_weights_that_travel_as_factors(pair: Ranks, name: str) -> None:
+    """A layer that autograd differentiates twice, and for its weight; one that computes with what
+    is made of its weight."""
+    assert max(pair.run(by_factors, name)) < 3e-6

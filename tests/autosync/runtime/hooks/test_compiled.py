@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autosync
 from autosync.runtime.attachment import attach
+from tests.autosync.runtime import rows
 from tests.autosync.runtime.cases import (
     Case,
     iterate,
@@ -23,6 +24,7 @@ from tests.autosync.runtime.cases import (
     train_reference,
     worst_difference,
 )
+from tests.autosync.runtime.compression.test_factors import Net, choose, loss
 from tests.autosync.runtime.distributing import bundle_of
 from tests.autosync.runtime.ranks import Ranks
 from tests.autosync.runtime.training import OVERLAP
@@ -210,3 +212,31 @@ def test_the_user_is_told_that_overlap_is_lost(pair: Ranks, wrapped: bool) -> No
         assert len(warned) == 1
         assert "compiled as one region" in warned[0]
         assert "block.compile()" in warned[0]
+
+
+def by_factors(rank: int, world: int) -> tuple[float, int]:
+    """The difference from eager training, and how many graphs there are."""
+    warnings.simplefilter("ignore")  # the compiler's own
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(1)
+        return lookup_backend(BACKEND)(graph, inputs)
+
+    model, alone = Net(), Net()
+    optimizer, beside = make_optimizer("sgd", model), make_optimizer("sgd", alone)
+    model.compile(backend=backend)
+    attachment = rows.attached(model, optimizer, rows.plan(model, world, choose))
+    rows.train(model, optimizer, loss, 3, rank)
+    attachment.detach()
+    rows.train_alone(alone, beside, loss, 3, rows.shares_of(world, even=True))
+    warnings.simplefilter("error")
+    return worst_difference(model, alone), len(graphs)
+
+
+def test_graphs_break_at_layers_that_hand_factors_over(pair: Ranks) -> None:
+    """What is between them is compiled."""
+    for worst, graphs in pair.run(by_factors):
+        assert worst < 2e-6
+        assert graphs > 0

@@ -161,9 +161,9 @@ def test_an_error_inside_of_backward_ends_the_other_rank_by_name(pair: Ranks, na
     assert second.startswith(words)
 
 
-def left_in_backward(rank: int, world: int, case: Case) -> str:
-    """Rank 1's script catches an error in the middle of its backward pass, and takes the plan
-    off."""
+def left_in_backward(rank: int, world: int, case: Case, saves: bool = False) -> str:
+    """Rank 1's script catches an error in the middle of its backward pass, and takes the plan off,
+    or saves what it has before."""
     model, optimizer = training(rank, world, case)
 
     def iterations() -> None:
@@ -172,6 +172,8 @@ def left_in_backward(rank: int, world: int, case: Case) -> str:
                 next(model.parameters()).register_hook(fails)
                 with pytest.raises(ValueError, match="is wrong"):
                     passes(model, optimizer, iteration, rank)
+                if saves:
+                    optimizer.state_dict()
                 return
             passes(model, optimizer, iteration, rank)
             optimizer.step()
@@ -186,6 +188,70 @@ def test_a_plan_taken_off_behind_a_failed_backward_ends_the_other_rank(
 ) -> None:
     first, _ = pair.run(left_in_backward, PLANS[name])
     assert first.startswith("rank 1 stopped: the last backward pass ended with an error")
+
+
+def test_a_state_gathered_behind_a_failed_backward_ends_the_other_rank(pair: Ranks) -> None:
+    """At once, not when both have waited for each other until the timeout."""
+    first, second = pair.run(left_in_backward, PLANS["sharded"], True)
+    assert first.startswith("rank 1 stopped: the last backward pass ended with an error")
+    assert second.startswith("the gathering of the optimizer's state failed: ")
+
+
+def saved_within_backward(rank: int, world: int) -> list[float]:
+    """A signal's handler saves: rank 1's in the middle of its backward pass, rank 0's before."""
+    model, optimizer = training(rank, world, PLANS["sharded"])
+
+    def save(_: torch.Tensor) -> None:
+        optimizer.state_dict()
+
+    with looking_often():
+        for iteration in range(FAULTY + 3):
+            if (rank, iteration) == (0, FAULTY):
+                optimizer.state_dict()
+            if (rank, iteration) == (1, FAULTY):
+                handle = next(model.parameters()).register_hook(save)
+                passes(model, optimizer, iteration, rank)
+                handle.remove()
+                time.sleep(LOOK_SECONDS)
+            else:
+                passes(model, optimizer, iteration, rank)
+            optimizer.step()
+    autosync.detach(model)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+def test_a_state_gathered_within_a_backward_pass_ends_none(pair: Ranks) -> None:
+    first, second = pair.run(saved_within_backward)
+    assert first == second
+
+
+def interrupted(rank: int, world: int) -> str:
+    """A signal ends rank 1's script in the middle of its update. It saves what it has."""
+    model, optimizer = training(rank, world, PLANS["all-reduce"])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def iterations() -> None:
+        for iteration in range(FAULTY + 3):
+            passes(model, optimizer, iteration, rank)
+            if (rank, iteration) == (1, FAULTY):
+                stopping = patch.object(torch.optim.SGD, "step", interrupt)
+                with stopping, pytest.raises(KeyboardInterrupt):
+                    optimizer.step()
+                model.state_dict()
+            else:
+                optimizer.step()
+
+    with looking_often():
+        return ended_alone(model, rank == 1, iterations)
+
+
+def test_an_update_that_a_signal_has_ended_is_not_waited_for(pair: Ranks) -> None:
+    """Neither by the script itself, whose values are half updated, nor by the other rank."""
+    first, second = pair.run(interrupted)
+    assert second.startswith("the optimizer's update ended with KeyboardInterrupt")
+    assert first == f"rank 1 stopped: {second}"
 
 
 def left_with_messages_under_way(rank: int, world: int) -> bool:

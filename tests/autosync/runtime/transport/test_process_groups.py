@@ -2,14 +2,16 @@
 
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from autosync.errors import InvalidInput
 from autosync.runtime.transport import process_groups
 from autosync.runtime.transport.nccl import WATCHDOG_GRACE, GroupIdentity, nccl_options
-from autosync.runtime.transport.process_groups import Groups
+from autosync.runtime.transport.process_groups import Groups, working_group
 from autosync.trials import session
 from autosync.trials.session import ReusedGroups
 from tests.autosync.runtime.ranks import Ranks
@@ -77,3 +79,10 @@ def test_torch_is_told_whose_group_it_is() -> None:
     assert options._timeout == timedelta(seconds=40) + WATCHDOG_GRACE
     assert options.group_name == "autosync/all/4-6"
     assert options.global_ranks_in_group == [4, 6]
+
+
+def test_a_rank_outside_of_a_group_is_told_so() -> None:
+    """`new_group` gives it a number in place of the group."""
+    outside: Any = dist.GroupMember.NON_GROUP_MEMBER
+    with pytest.raises(InvalidInput, match="not in the process group"):
+        working_group(outside)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from threading import current_thread
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
+from autosync import TrainingState
 from autosync.runtime.execution import monitor
 from autosync.runtime.transport.base import SynchronizationFailed
 from autosync.runtime.transport.value_agreement import THREAD
@@ -88,6 +92,40 @@ def test_parameters_that_no_rank_used_are_unchanged(pair: Ranks) -> None:
     for case, answers in zip(CASES, zip(*pair.run(left_out, CASES), strict=True), strict=True):
         assert max(difference for difference, _ in answers) < 2e-6, case
         assert answers[0][1] == answers[1][1], case
+
+
+def frozen_at_first(
+    rank: int, world: int, case: Case, folder: str, resumes: bool
+) -> tuple[float, list[float]]:
+    """Branch 2 is frozen until behind a checkpoint in parts. resumes: go on from it."""
+    model = Branches()
+    _, optimizer, attachment = attached(case, world, model=model)
+    late = model.branches[2].requires_grad_(False)
+    state = {"training": TrainingState(model, optimizer)}
+    if resumes:
+        load(state, checkpoint_id=folder)
+    for iteration in range(2 if resumes else 0, 3):
+        if iteration == 2:
+            if not resumes:
+                save(state, checkpoint_id=folder)
+            late.requires_grad_(True)
+        optimizer.zero_grad()
+        model(inputs(iteration, rank), (0, 1, 2)[: iteration + 1]).backward()
+        optimizer.step()
+    attachment.detach()
+    passes = [[(inputs(i, r), (0, 1, 2)[: i + 1]) for r in range(2)] for i in range(3)]
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return worst_difference(model, alone(case, passes)), weights.tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_makes_no_state_of_what_is_frozen(
+    pair: Ranks, tmp_path: Path, case: Case
+) -> None:
+    """Such a state would count a step that nobody has taken."""
+    first = pair.run(frozen_at_first, case, str(tmp_path), False)
+    assert max(difference for difference, _ in first) < 2e-6
+    assert pair.run(frozen_at_first, case, str(tmp_path), True) == first
 
 
 def in_two_passes(

@@ -142,10 +142,15 @@ def test_a_prefix_that_only_waits_is_told_with_what_it_wrote(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("autosync.trials.pool.worker_group.START_SECONDS", 1.0)
-    launcher = CommandLauncher("sh -c 'echo Password for {host}: >&2; sleep 600'")
+    monkeypatch.setattr("autosync.trials.pool.worker_group.SLOW_SECONDS", 0.1)
+    told: list[str] = []
+    prefix = "sh -c 'echo Password for {host}: >&2; sleep 600'"
+    launcher = CommandLauncher(prefix).with_wait_reports(told.append)
     with launcher.open(workload_at("127.0.0.1", "127.0.0.2")) as opened:
         result = opened.run(TrialRequest("a", ddp(opened.workload.domain)))
-    assert_failed(result, "timeout", "It wrote: Password for 127.0.0.1:")
+    assert_failed(result, "timeout", "no answer within 1 s", "It wrote: Password for 127.0.0.1:")
+    (slow,) = told
+    assert slow.startswith("waits for ranks to start: no answer yet from rank 0 on host '127.0.0.1")
 
 
 def test_a_missing_program_is_named() -> None:

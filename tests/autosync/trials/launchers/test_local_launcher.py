@@ -25,7 +25,7 @@ SECRETS = ("AUTOSYNC_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "SLURM_JWT")
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*SECRETS, "NCCL_DEBUG", "MY_SETTING"):
+    for name in (*SECRETS, "NCCL_DEBUG", "MY_SETTING", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.setenv(name, "hidden")
     monkeypatch.setenv("AUTOSYNC_DATABASE_URL", "postgresql://tuner:hidden@db/autosync")
     monkeypatch.setenv(PASSED_VARIABLE, "MY_SETTING, NOT_THERE")
@@ -46,7 +46,7 @@ def environment_of(place: LocalPlace, rank: int = 0) -> dict[str, str]:
 @pytest.mark.parametrize("preload", [None, ForkServer()], ids=["started", "forked"])
 def test_a_trial_process_gets_no_secret(names: None, preload: ForkServer | None) -> None:
     given = environment_of(LocalPlace((), "lo", 0, preload=preload)).keys()
-    assert {"PATH", "NCCL_DEBUG", "MY_SETTING"} <= given
+    assert {"PATH", "NCCL_DEBUG", "MY_SETTING", "KUBERNETES_SERVICE_HOST"} <= given
     assert not given & {*SECRETS, "AUTOSYNC_DATABASE_URL"}
 
 

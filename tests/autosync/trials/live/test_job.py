@@ -19,7 +19,7 @@ from autosync.trials.commands import MeasuredIterations, PassDone
 from autosync.trials.contract import TrialFailed, TrialRequest
 from autosync.trials.iterations import peak_bytes, reset_peak
 from autosync.trials.live import job_cluster
-from autosync.trials.live.job import LiveJob, open_control
+from autosync.trials.live.job import ControlGroup, LiveJob, open_control
 from autosync.trials.live.job_cluster import (
     RankReport,
     device_memory_gb,
@@ -103,6 +103,20 @@ def test_several_optimizers_are_put_back() -> None:
     assert not any(optimizer.state for optimizer in optimizers)
     pairs = zip(values, model.parameters(), strict=True)
     assert all(torch.equal(value, parameter) for value, parameter in pairs)
+
+
+def test_what_an_optimizer_trains_beside_the_model_is_put_back() -> None:
+    """A loss may have parameters of its own."""
+    model, of_loss = nn.Linear(3, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *of_loss.parameters()], lr=0.1)
+    bias = of_loss.bias.detach().clone()
+    before = take_snapshot(model, [optimizer])
+    of_loss(model(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    assert not torch.equal(of_loss.bias, bias)
+    before.restore()
+    assert torch.equal(of_loss.bias, bias)
+    assert of_loss.bias.grad is None
 
 
 class Averaging(nn.Module):
@@ -248,7 +262,7 @@ def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "send", noting("send"))
     monkeypatch.setattr(dist, "recv", noting("recv"))
-    control = SimpleNamespace(from_first=lambda told: told)
+    control = SimpleNamespace(from_first=lambda told: told, agreed=lambda task: task())
     job: Any = SimpleNamespace(device=GPU, control=control, group=None)
     assert job_cluster._latency_seconds(job) == 0.5
     trip = ["done", "clock", "send", "recv", "done", "clock"]
@@ -261,6 +275,19 @@ def test_a_round_trip_ends_when_the_device_has_it(monkeypatch: pytest.MonkeyPatc
 def test_ranks_are_as_slow_as_the_profiled_one_says(step_seconds: float, slowdown: float) -> None:
     """Not as the fastest says: where rank 0 is slow, its profile holds that already."""
     assert device_of_report(RankReport("host", "cpu", None, step_seconds), 0.1).slowdown == slowdown
+
+
+def test_ranks_of_a_host_share_in_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have a NIC of its own, which the first one alone would not use."""
+    rings, taken = [(0, 2), (1, 3)], [0.05, 0.1, 0.2, 0.1]
+    asked: list[Any] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: asked.append(ring))
+    control = SimpleNamespace(agreed=lambda task: task(), gathered=lambda mine: taken)
+    job: Any = SimpleNamespace(control=control)
+    both = 2 * job_cluster.SMALLEST_BYTES
+    assert job_cluster._link_rates(job, rings) == [both / 0.2, both / 0.1]
+    assert asked == [(1, 3)] * 2
 
 
 def test_ranks_of_a_host_must_follow_one_another() -> None:
@@ -297,3 +324,38 @@ def test_a_tuning_whose_ranks_gloo_does_not_join_says_why(monkeypatch: pytest.Mo
     monkeypatch.setattr(dist, "new_group", new_group)
     with pytest.raises(SynchronizationFailed, match="set GLOO_SOCKET_IFNAME"):
         open_control(timedelta(seconds=1))
+
+
+def test_a_rank_outside_of_a_ring_stops_where_one_in_it_cannot_exchange(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own part was nothing. What it gathered next would be taken for the others' errors."""
+
+    def agreed(task: Callable[[], float]) -> float:
+        assert task() == 0.0
+        raise InvalidInput("rank 1 cannot tune: no memory")
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(job_cluster, "_exchange", lambda job, ring, size: float(len(ring)))
+    job: Any = SimpleNamespace(control=SimpleNamespace(agreed=agreed))  # nothing is gathered
+    with pytest.raises(InvalidInput, match="rank 1 cannot tune: no memory"):
+        job_cluster._link_rates(job, [(0, 1)])
+
+
+def test_a_ranks_own_error_is_told_where_the_others_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may wait for it in a collective of the step, until they or this rank give up."""
+    lost, own = SynchronizationFailed("a rank of the job was lost"), ValueError("no such file")
+
+    def gathered(control: ControlGroup, mine: object) -> None:
+        raise lost
+
+    def step() -> None:
+        raise own
+
+    monkeypatch.setattr(ControlGroup, "gathered", gathered)
+    nothing: Any = None
+    with pytest.raises(SynchronizationFailed, match="was lost") as raised:
+        ControlGroup(nothing).agreed(step)
+    assert raised.value.__cause__ is own

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autosync.documents import from_json, to_json
 from autosync.errors import InvalidInput, InvalidStrategy
@@ -78,6 +79,57 @@ def test_a_module_that_holds_others_has_its_own_output() -> None:
     assert [module_of(each) for each in operations] == ["", "inner", "inner", "narrow"]
     assert borders_of(graph, "inner").operations == (1, 2)
     assert borders_of(graph, "narrow").entering == ((2, 3),)
+
+
+def test_a_step_in_eval_mode_is_warned_of() -> None:
+    """As `from_pretrained` returns the model; a step may set the mode itself."""
+    with pytest.warns(UserWarning, match="Outer is in eval mode"):
+        recorded(Outer().eval())
+
+    def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.train()
+        step(model, optimizer)
+
+    record_job(job_of(training_step, Outer().eval()), None, "cpu")
+
+
+class Adapted(nn.Module):
+    """All that trains runs in a reentrant checkpoint, as adapters in frozen blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.adapter = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.frozen(x).requires_grad_()
+        found: Tensor = checkpoint(self.adapter, hidden, use_reentrant=True)
+        return found
+
+
+def test_a_module_in_a_reentrant_checkpoint_is_one_operation() -> None:
+    (operation,) = recorded(Adapted()).operations
+    assert (operation.name, operation.output_bytes) == ("adapter.linear", BATCH * 3 * 4)
+
+
+class Taught(nn.Module):
+    """Its own teacher, which runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+        self.other = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.other(x) + self.inner(x)
+        found: Tensor = self.inner(x) + 0 * self.other.weight.sum() + self.other.bias - target
+        return found
+
+
+def test_what_runs_without_gradients_in_a_training_forward_is_no_operation() -> None:
+    (operation,) = recorded(Taught()).operations
+    assert operation.name == "inner.linear"
 
 
 class Containers(nn.Module):

@@ -13,8 +13,7 @@ import pytest
 
 from autosync.cancellation import CancellationToken, Cancelled, cancelled_by
 from autosync.errors import NotSupported
-from autosync.trials.contract import TrialRequest, TrialResult, reporting_waits
-from autosync.trials.launchers.command_launcher import CommandLauncher
+from autosync.trials.contract import Pool, TrialRequest, TrialResult, Workload, reporting_waits
 from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.machine import CpuTicks, wait_until_quiet
 from autosync.trials.pool.machine_lock import (
@@ -209,8 +208,17 @@ def test_a_tuning_reports_once_whom_it_waits_for() -> None:
     assert told == ["a", "b"]
 
 
-def test_a_launcher_that_waits_for_nobody_stays_as_it_is() -> None:
-    launcher = CommandLauncher("ssh {host}")
+class Silent:
+    """A launcher of an extension, without reports."""
+
+    name = "silent"
+
+    def open(self, workload: Workload) -> Pool:
+        raise NotImplementedError
+
+
+def test_a_launcher_without_reports_stays_as_it_is() -> None:
+    launcher = Silent()
     assert reporting_waits(launcher, print) is launcher
 
 

@@ -95,3 +95,34 @@ def test_a_process_that_left_the_group_and_holds_a_pipe_is_not_waited_for(start:
     ended = not killing.is_alive()
     os.kill(int(told), signal.SIGKILL)  # then the pipe ends, too
     assert ended
+
+
+@pytest.mark.parametrize(("when_asked", "status"), [("exit 5", 5), ("", -9)])
+def test_what_reaches_another_host_is_asked_to_end_and_killed_where_it_does_not(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, when_asked: str, status: int
+) -> None:
+    """srun ends what it has started there only where it is asked."""
+    monkeypatch.setattr(worker_process, "ASKED_SECONDS", WAIT_SECONDS if when_asked else 0.0)
+    script = f"trap '{when_asked}' TERM; echo ready >&2; while :; do sleep 0.1; done"
+    worker = WorkerProcess(0, ["sh", "-c", script], os.environ, answers, where="node-7")
+    while not worker.stderr_tail():
+        time.sleep(0.01)
+    worker.kill()
+    assert worker.exit().status == status
+
+
+def test_what_reaches_another_host_is_asked_once(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked again within 5 s, mpirun leaves at once what it has started."""
+    monkeypatch.setattr(worker_process, "ASKED_SECONDS", 0.0)
+    first = """trap 'trap "exit 5" TERM; echo asked >&2' TERM"""
+    script = f"{first}; echo ready >&2; while :; do sleep 0.1; done"
+    worker = WorkerProcess(0, ["sh", "-c", script], os.environ, answers, where="node-7")
+    for word in ("ready", "asked"):
+        while word not in worker.stderr_tail():
+            time.sleep(0.01)
+        worker.begin_kill()
+    status = worker.exit().status
+    worker.kill()
+    assert status is None

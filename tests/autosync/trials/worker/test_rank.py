@@ -2,16 +2,19 @@
 plans."""
 
 import socket
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import torch
 
 from autosync.errors import NotSupported
 from autosync.trials.commands import MeasuredIterations, PassDone, RunPass
-from autosync.trials.contract import Workload
+from autosync.trials.contract import TrialRequest, Workload
+from autosync.trials.launchers.local_launcher import LocalLauncher
 from autosync.trials.worker import rank
 from autosync.trials.worker.rank import Rank, opened_store
-from autosync.trials.worker.training_job import build_replay
+from autosync.trials.worker.training_job import ReplayJob, build_replay
 from tests.autosync.trials.strategies import ddp, small_domain
 
 
@@ -59,3 +62,30 @@ def test_replicas_are_equal_again_behind_a_plan_that_was_refused(
     for key in ("after", "and on"):
         one.run_pass(RunPass(key, 0, 1, False, bundle))
     assert equal == ["again"]
+
+
+OWN = ("own=tests.autosync.trials.worker.test_rank:build_unequal",)
+
+
+def build_unequal(workload: Workload, number: int) -> ReplayJob:
+    """Begins as a model whose values each rank has drawn for itself."""
+    job = build_replay(workload, number)
+    with torch.no_grad():
+        for parameter in job.model.parameters():
+            parameter.add_(number)
+    return replace(job, scaled=False)
+
+
+def test_ranks_of_a_model_begin_with_the_values_of_rank_0() -> None:
+    workload = Workload(small_domain(), "own")
+    with LocalLauncher(workloads=OWN, repeats=0).open(workload) as pool:
+        assert pool.run(TrialRequest("first", ddp(workload.domain))).error is None
+
+
+def test_a_model_is_not_measured_at_a_scale() -> None:
+    """Its messages and its compute would be whole, over links that are scaled."""
+    workload = Workload(small_domain(), "own", byte_scale=0.5)
+    with LocalLauncher(workloads=OWN, repeats=0).open(workload) as pool:
+        error = pool.run(TrialRequest("scaled", ddp(workload.domain))).error
+    assert error is not None
+    assert (error.kind, "byte_scale is 0.5" in error.message) == ("refused", True)
