@@ -15,11 +15,10 @@ probed anew, which makes another domain; until its passes are complete, the old 
 NAME.json.replaced.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from autosync.errors import InvalidInput
 from autosync.simulator.runtime_dataset import read_trials, write_dataset
 from autosync.strategy import Strategy
 from autosync.trials.contract import TrialResult
+from autosync.trials.pool.machine_lock import lock_taken
 
 CONTROL = 0
 """The pass number of controls."""
@@ -77,19 +77,17 @@ def held_alone(folder: Path) -> Iterator[None]:
         InvalidInput: one does already.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder, os.O_RDONLY)
+    file, alone = os.open(folder, os.O_RDONLY), True
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        with suppress(OSError):  # some network file systems lock no folders
+            alone = lock_taken(file)
+        if not alone:
             raise InvalidInput(
                 f"another process collects into {str(folder)!r} already.",
                 thing="folder",
                 value=str(folder),
                 remedy="Let it end, or collect into another folder.",
-            ) from None
-        except OSError:
-            pass  # some network file systems lock no folders
+            )
         yield
     finally:
         os.close(file)

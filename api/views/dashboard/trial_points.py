@@ -59,10 +59,6 @@ def median_seconds(points: Iterable[TrialPoint]) -> float | None:
     return float(np.median(deciding)) if deciding else None
 
 
-def ddp_seconds(points: Iterable[TrialPoint]) -> float | None:
-    return median_seconds(point for point in points if point.is_ddp)
-
-
 def measured_strategies(session: Session, tuning_id: str) -> Sequence[StrategySummaryRow]:
     """As the ranking judges them, the fastest first."""
     of = StrategySummaryRow

@@ -7,12 +7,7 @@ from sqlalchemy.orm import Session
 
 from autosync.api.views import reports
 from autosync.api.views.charts import Axis, Chart, Plot, Rule, Series
-from autosync.api.views.dashboard.trial_points import (
-    TrialPoint,
-    best_so_far,
-    ddp_seconds,
-    trial_points,
-)
+from autosync.api.views.dashboard.trial_points import TrialPoint, best_so_far, trial_points
 from autosync.api.views.prediction_errors import predicted_words
 from autosync.api.views.rankings import measured_ddp_seconds, ranked_strategy
 from autosync.api.views.tuning_schemas import Tuning
@@ -84,7 +79,7 @@ def compared_tunings(session: Session, tuning_ids: Sequence[str]) -> ComparedTun
             ComparedFact("Answer predicted", tuple(_predicted(session, each) for each in tunings)),
         ),
         "" if same else warning,
-        convergences(tunings, trials, in_seconds=same) if any(trials) else None,
+        convergences(tunings, trials, ddp, in_seconds=same) if any(trials) else None,
     )
 
 
@@ -105,17 +100,21 @@ def _predicted(session: Session, tuning: Tuning) -> str:
 
 
 def convergences(
-    tunings: Sequence[Tuning], trials: Sequence[Sequence[TrialPoint]], in_seconds: bool
+    tunings: Sequence[Tuning],
+    trials: Sequence[Sequence[TrialPoint]],
+    ddp_seconds: Sequence[float | None],
+    in_seconds: bool,
 ) -> Chart:
     """The best so far of each tuning on one chart: its step time, or where times do not compare
     how many times as fast as DDP of the same tuning that is.
 
-    trials: of each tuning; a tuning without trials, or without DDP where it is needed, has no line.
+    trials, ddp_seconds: of each tuning; one without trials, or without DDP where it is needed, has
+        no line.
     """
     series, rows, told = [], [], []
-    for tuning, points, colour in zip(tunings, trials, COLOURS, strict=False):
+    for tuning, points, ddp, colour in zip(tunings, trials, ddp_seconds, COLOURS, strict=False):
         name = f"{tuning.graph} on {tuning.cluster}, {tuning.id[:8]}"
-        ddp, best = ddp_seconds(points), best_so_far(points)
+        best = best_so_far(points)
         fastest = milliseconds(best[-1] if best else None)
         rows.append((name, str(len(points)), fastest, milliseconds(ddp)))
         told.append(f"{name}: {fastest} after {counted(len(points), 'trial')}")

@@ -75,12 +75,15 @@ class OptimizerStep:
         elif id(optimizer) not in self._stepped:  # else it has cleared its gradients
             self._check_local(optimizer)
             if self._joined is None:
-                engine.gradients.replaced()  # a step that this refuses may come again
-            self._last[id(optimizer)] = engine.iteration.number
-            if self._joined is None or (self.together and self._note(self._joined, optimizer)):
-                self._step()
-            elif not self.together:
-                self._step_alone(optimizer)
+                replaced = engine.gradients.replaced()  # a step that this refuses may come again
+                self._last[id(optimizer)] = engine.iteration.number
+                self._step(replaced)
+            else:
+                self._last[id(optimizer)] = engine.iteration.number
+                if not self.together:
+                    self._step_alone(optimizer)
+                elif self._note(self._joined, optimizer):
+                    self._step(engine.gradients.replaced())
         if engine.iteration.phase is Phase.STEPPED and (kept or engine.is_blind()):
             engine.flush()
 
@@ -180,10 +183,10 @@ class OptimizerStep:
                 )
         return True
 
-    def _step(self) -> None:
+    def _step(self, replaced: list[VariableRecord]) -> None:
         engine = self._engine
         engine.script_state.note_step()
-        engine.gradients.take_for_step()
+        engine.gradients.take_for_step(replaced)
         engine.completion.note_step()
         with engine.monitor.condition:
             engine.iteration.phase = Phase.STEPPED
@@ -224,7 +227,7 @@ class OptimizerStep:
         engine = self._engine
         self._stepped.add(id(optimizer))
         updated = self._variables[id(optimizer)]
-        engine.gradients.take_for_step()
+        engine.gradients.take_for_step(engine.gradients.replaced())
         engine.completion.note_step()
         with engine.monitor.updating(), engine.streams.completing():
             engine.completion.update_whole(updated, all_of_them=False)

@@ -154,17 +154,12 @@ class ScriptGradients:
                     found.append(variable)
         return found
 
-    def take_for_step(self) -> None:
+    def take_for_step(self, replaced: list[VariableRecord]) -> None:
         """Gradients are as the script leaves them to `step()`: those that it replaced count, on
         every rank alike, and under clipping or a scaler every reduction ends before any update.
-
-        Raises:
-            NotSupported: it replaced one that no rank holds.
-        """
+        replaced: what `replaced()` has found."""
         engine = self._engine
-        with engine.monitor.condition:
-            replaced = self.replaced()
-            self.make_plain()
+        self.make_plain()
         engine.monitor.wait(lambda: all(variable.missing_sums == 0 for variable in replaced))
         for variable in replaced:  # the script's own tensors, which an update reads later
             if variable.parameter.grad is not None:

@@ -98,8 +98,7 @@ class BufferCopy:
 @dataclass(frozen=True, slots=True)
 class OptimizerCopy:
     """State of an optimizer by parameter, its groups without their parameters, whether it has
-    stepped, what of `OF_SCALER` it had, and numbers among its attributes, which its class may count
-    in."""
+    stepped, and its attributes that are `OF_SCALER` or numbers, in which its class may count."""
 
     optimizer: Optimizer
     state: dict[Any, dict[str, Any]]

@@ -75,7 +75,7 @@ class MachineLock:
         """
         file = _opened(self.folder / MEASURING)
         try:
-            return not _lock_taken(file)
+            return not lock_taken(file)
         finally:
             os.close(file)
 
@@ -124,7 +124,7 @@ def _locked(path: Path, still_waiting: Callable[[], None]) -> int:
     while True:
         file = _opened(path)
         try:
-            while not _lock_taken(file):
+            while not lock_taken(file):
                 check_cancelled()
                 time.sleep(POLL_SECONDS)
                 still_waiting()
@@ -136,7 +136,8 @@ def _locked(path: Path, still_waiting: Callable[[], None]) -> int:
         os.close(file)  # a cleaner has removed it meanwhile: others lock the new one
 
 
-def _lock_taken(file: int) -> bool:
+def lock_taken(file: int) -> bool:
+    """Whether this process has the file's lock now; False where another one holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

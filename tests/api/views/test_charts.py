@@ -12,7 +12,6 @@ from autosync.api.views.dashboard.strategy_charts import timeline_chart, timelin
 from autosync.api.views.dashboard.trial_points import (
     TrialPoint,
     best_so_far,
-    ddp_seconds,
     pairs_by_round,
     trial_points,
 )
@@ -42,13 +41,11 @@ def test_the_best_so_far_goes_by_medians_and_can_rise() -> None:
         ("ddp", "confirm", 0, 10.0),
     )
     assert best_so_far(trials) == [10.0, 5.0, 5.0, 7.0, 6.5, 6.5]
-    assert ddp_seconds(trials) == 10.0
-    assert ddp_seconds([]) is None
 
 
 def test_the_repeats_that_chose_the_winner_count_in_no_chart() -> None:
     repeats = [("ddp", "confirm", place, seconds) for place, seconds in enumerate((1.0, 1.0, 3.0))]
-    assert ddp_seconds(points(*repeats)) == 2.0
+    assert best_so_far(points(*repeats))[-1] == 2.0
     assert best_so_far(points(*repeats, ("ddp", "confirm", 3, 3.0)))[-1] == 3.0
 
 

@@ -83,8 +83,9 @@ def test_convergences_are_of_seconds_or_of_speed_ups(shown_sqlite: Shown) -> Non
     with shown_sqlite.database.reading() as session:
         tunings = [reports.tuning(session, each) for each in ids]
         trials = [trial_points(session, each) for each in ids]
-    seconds = convergences(tunings, trials, in_seconds=True)
-    ratios = convergences(tunings, [*trials[:1], []], in_seconds=False)
+        ddp = [measured_ddp_seconds(session, tuning) for tuning in tunings]
+    seconds = convergences(tunings, trials, ddp, in_seconds=True)
+    ratios = convergences(tunings, [*trials[:1], []], [*ddp[:1], None], in_seconds=False)
     assert [len(chart.plots[0].series) for chart in (seconds, ratios)] == [2, 1]
     assert [series.colour for series in seconds.plots[0].series] == ["accent", "series-2"]
     last = seconds.plots[0].series[0].points[-1]
@@ -96,8 +97,8 @@ def test_convergences_are_of_seconds_or_of_speed_ups(shown_sqlite: Shown) -> Non
     times = [point[1] for point in ratios.plots[0].series[0].points]
     assert all(isinstance(value, float) and value >= 1.0 for value in times)
     assert ratios.rows[1][2] == "–"
-    without_ddp = [replace(each, is_ddp=False) for each in trials[0]]
-    alone = convergences(tunings[:1], [without_ddp], in_seconds=False)
+    assert seconds.rows[0][3] == milliseconds(ddp[0])
+    alone = convergences(tunings[:1], trials[:1], [None], in_seconds=False)
     assert alone.plots[0].series == ()
     assert alone.rows[0][2:] == (seconds.rows[0][2], "–"), "its best is known all the same"
 
